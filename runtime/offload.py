@@ -57,6 +57,26 @@ async def offload(
         raise
 
 
+async def clean_up(
+    executor: Executor | None, call: Callable[[], None], *, cleanup_s: float = CLEANUP_S
+) -> None:
+    """Runs `call` in a thread without fail, and waits for it up to `cleanup_s` seconds.
+
+    For `finally` and `except` blocks: cancellations that arrive meanwhile do not cut it short, and
+    an exception of `call` is logged, so that the one being handled goes on.
+    """
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        try:
+            call()
+        except Exception:
+            logger.warning("clean-up failed", exc_info=True)
+
+    running = loop.run_in_executor(executor, run)
+    await _settle({_outcome_free(running)}, loop.time() + cleanup_s)
+
+
 class _Owned(Generic[T]):
     """Hands one result either to the caller or to `dispose`."""
 

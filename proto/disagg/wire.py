@@ -5,12 +5,17 @@ translate alike is translated here. Knows protobuf and nothing of ours beyond `d
 parts' types enter as protocols, leave as keyword arguments.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Protocol, TypedDict
 
 from google.protobuf import duration_pb2
 
 from disagg.v1 import common_pb2, membership_pb2
+
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+"""Form of a request id, which is also the key of its idempotency."""
 
 
 class TicketFields(TypedDict):
@@ -102,6 +107,14 @@ class LoadLike(Protocol):
     def steps(self) -> int: ...
     @property
     def placeholder_steps(self) -> int: ...
+
+
+def request_id_problem(request_id: str) -> str | None:
+    """What is wrong with a request id and how to mend it; None if nothing is."""
+    if REQUEST_ID.fullmatch(request_id):
+        return None
+    shown = request_id if len(request_id) <= 40 else request_id[:40] + "..."
+    return f"request_id is {shown!r}: give 1 to 128 characters of A-Z a-z 0-9 . _ : -"
 
 
 def ticket_fields(message: common_pb2.KvTicket) -> TicketFields:

@@ -75,6 +75,19 @@ def test_finish_reasons() -> None:
         wire.finish_reason("bored")
 
 
+@pytest.mark.parametrize("request_id", ["r", "A.b_c:d-9", "x" * 128])
+def test_good_request_ids(request_id: str) -> None:
+    assert wire.request_id_problem(request_id) is None
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 129, "a b", "a\n", "caf\u00e9", "a/b"])
+def test_bad_request_ids_are_named(request_id: str) -> None:
+    problem = wire.request_id_problem(request_id)
+    assert problem is not None
+    assert "give 1 to 128 characters" in problem
+    assert len(problem) < 150
+
+
 @pytest.mark.parametrize("value_s", [0.0, 0.25, 1.0, 599.999999])
 def test_durations_survive(value_s: float) -> None:
     assert wire.seconds(wire.duration(value_s)) == pytest.approx(value_s, abs=1e-6)

@@ -17,7 +17,10 @@ async def _hold(fence: AttemptFence, attempt: int, entered: asyncio.Event) -> No
 async def test_the_same_attempt_is_refused_while_it_runs_and_served_again_afterwards() -> None:
     fence = AttemptFence()
     with fence.enter("r-1", 1):
-        with pytest.raises(AlreadyRunning, match="'r-1' attempt 1") as caught, fence.enter("r-1", 1):
+        with (
+            pytest.raises(AlreadyRunning, match="'r-1' attempt 1") as caught,
+            fence.enter("r-1", 1),
+        ):
             pass
         assert caught.value.reason is Reason.DUPLICATE_REQUEST
         assert len(fence) == 1

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from runtime.offload import offload
+from runtime.offload import clean_up, offload
 
 WAIT_S = 5.0
 
@@ -152,3 +152,49 @@ async def test_a_failing_dispose_does_not_hide_the_cancellation(
         await asyncio.wait([task])
     assert task.cancelled()
     assert "abandoned result" in caplog.text
+
+
+async def test_a_clean_up_survives_cancellation_and_its_own_failure(
+    executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    cleaned: list[bool] = []
+
+    def release() -> None:
+        began.set()
+        assert go_on.wait(WAIT_S)
+        cleaned.append(True)
+        raise OSError("half done")
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await clean_up(executor, release)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await asyncio.to_thread(began.wait, WAIT_S)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        go_on.set()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert cleaned == [True]
+    assert "clean-up failed" in caplog.text
+
+
+async def test_a_stuck_clean_up_is_left_behind(executor: ThreadPoolExecutor) -> None:
+    go_on, cleaned = threading.Event(), threading.Event()
+
+    def release() -> None:
+        assert go_on.wait(WAIT_S)
+        cleaned.set()
+
+    await clean_up(executor, release, cleanup_s=0.01)
+    assert not cleaned.is_set()
+    go_on.set()
+    assert await asyncio.to_thread(cleaned.wait, WAIT_S)
