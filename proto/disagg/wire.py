@@ -13,7 +13,6 @@ from google.protobuf import duration_pb2
 
 from disagg.v1 import common_pb2, membership_pb2
 
-
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 """Form of a request id, which is also the key of its idempotency."""
 
