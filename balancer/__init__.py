@@ -1,0 +1,1 @@
+"""The balancer: front door, placement, and the thread of control of every request."""

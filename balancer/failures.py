@@ -1,0 +1,113 @@
+"""What a failed leg means: one table from the reason of an error to what the pipeline may do.
+
+Pure. A row says under which cause a retry is counted, whether the member that failed is kept from
+new work for a while, whether this request avoids it for good, and whether the next attempt may read
+stored prefixes. A reason without a row is final.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from balancer.membership import ExclusionCause, Role
+from balancer.routing.base import Placement
+from balancer.transcript import StreamBroken
+from runtime.errors import (
+    Bug,
+    DisaggError,
+    InvalidRequest,
+    Mismatch,
+    Overloaded,
+    Reason,
+    Unavailable,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """How to go on after a failure."""
+
+    cause: str
+    suspects_member: bool = False
+    avoids_member: bool = False
+    bypasses_prefix: bool = False
+
+
+_REMEDIES: dict[Reason, Remedy] = {
+    # A prefix read again could be the corrupt one: the next attempt computes everything anew.
+    Reason.CHECKSUM_DIFFERS: Remedy(cause="corrupt", bypasses_prefix=True),
+    Reason.BLOCK_EVICTED: Remedy(cause="evicted"),
+    Reason.LEASE_LOST: Remedy(cause="lease_lost"),
+    Reason.STALE_ATTEMPT: Remedy(cause="stale_attempt"),
+    Reason.PEER_GONE: Remedy(cause="peer_gone", suspects_member=True),
+    Reason.DRAINING: Remedy(cause="draining", suspects_member=True),
+    # The store is nobody's fault; it may be back before the deadline.
+    Reason.STORE_DOWN: Remedy(cause="store_down"),
+    Reason.STREAM_INTERRUPTED: Remedy(cause="interrupted", suspects_member=True),
+    Reason.QUEUE_FULL: Remedy(cause="overload", avoids_member=True),
+    Reason.POOL_FULL: Remedy(cause="overload", avoids_member=True),
+    Reason.KV_LAYOUT_DIFFERS: Remedy(cause="layout", avoids_member=True),
+    Reason.MODEL_REVISION_DIFFERS: Remedy(cause="layout", avoids_member=True),
+    # An older attempt of the same id may still be winding down over there.
+    Reason.DUPLICATE_REQUEST: Remedy(cause="still_running"),
+}
+_BROKEN_STREAM = Remedy(cause="broken_stream", suspects_member=True)
+
+
+def remedy_for(error: DisaggError | StreamBroken) -> Remedy | None:
+    """How to go on; None if the error is final."""
+    if isinstance(error, StreamBroken):
+        return _BROKEN_STREAM
+    return _REMEDIES.get(error.reason)
+
+
+def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -> DisaggError:
+    """The error a caller gets when nothing more is tried.
+
+    After the first token a failure of ours is a stream that can be resumed; before it, and for
+    errors that are the request's own, it is what it was.
+    """
+    if isinstance(error, StreamBroken):
+        error = Bug(f"a member broke the numbering of tokens: {error}")
+    if seq and remedy_for(error) is not None:
+        return Unavailable(
+            f"the stream broke after token {seq} in attempt {attempts} ({error.message}); repeat "
+            f"the call with the same request_id and last_seq={seq}",
+            reason=Reason.STREAM_INTERRUPTED,
+            metadata={"last_seq": str(seq), "cause": error.reason},
+            retry_after_s=error.retry_after_s or 0.0,
+        )
+    return error
+
+
+def no_pair_error(placement: Placement, *, retry_after_s: float) -> DisaggError:
+    """Why no pair could be chosen, as an error for the caller."""
+    causes = {item.cause for item in placement.exclusions}
+    roles = {role: [item for item in placement.exclusions if item.role is role] for role in Role}
+    if ExclusionCause.FULL in causes:
+        return Overloaded(
+            f"every decode member is full: {placement.reason}; try again later",
+            reason=Reason.POOL_FULL,
+            retry_after_s=retry_after_s,
+        )
+    for role in Role:
+        hopeless = {ExclusionCause.CONTEXT, ExclusionCause.CAPACITY}
+        if roles[role] and all(item.cause in hopeless for item in roles[role]):
+            return InvalidRequest(
+                f"prompt: no {role.value} member can hold the request: {placement.reason}; send a "
+                "shorter prompt or ask for fewer tokens",
+                reason=Reason.PROMPT_TOO_LONG,
+            )
+    unpaired = [item for item in placement.exclusions if item.cause is ExclusionCause.NO_PARTNER]
+    if {item.role for item in unpaired} == set(Role):
+        return Mismatch(
+            f"prefill and decode members have different KV layouts: {placement.reason}; start "
+            "both from the same model directory with the same settings",
+            reason=Reason.KV_LAYOUT_DIFFERS,
+        )
+    prefill_lacks = not any(item.role is Role.PREFILL for item in unpaired)
+    return Unavailable(
+        f"no {'prefill' if prefill_lacks else 'decode'} member is ready: {placement.reason}",
+        reason=Reason.NO_PREFILL if prefill_lacks else Reason.NO_DECODE,
+        retry_after_s=retry_after_s,
+    )

@@ -1,0 +1,78 @@
+"""Whether a failed attempt may be followed by another one. Pure.
+
+Three bounds hold at once: per request by the leg that failed (prefill, decode), and per minute over
+all requests, so that a sick cluster is not drowned in its own retries. Every retry is counted under
+its cause.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+
+
+class Leg(enum.Enum):
+    """Part of an attempt."""
+
+    RESERVE = "reserve"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class RetryBudget:
+    """A token bucket over all requests.
+
+    Args:
+        per_minute: Retries allowed per minute; also the size of the bucket.
+    """
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._tokens = float(per_minute)
+        self._filled_at: float | None = None
+        self.spent: Counter[str] = Counter()
+        self.denied: Counter[str] = Counter()
+
+    def try_spend(self, cause: str, now: float) -> bool:
+        """Takes one retry for this cause; False if the minute's budget is used up."""
+        if self._filled_at is not None:
+            gain = (now - self._filled_at) * self._per_minute / 60.0
+            self._tokens = min(float(self._per_minute), self._tokens + gain)
+        self._filled_at = now
+        if self._tokens < 1.0:
+            self.denied[cause] += 1
+            return False
+        self._tokens -= 1.0
+        self.spent[cause] += 1
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRetries:
+    """Retries of one request: how many each leg has left.
+
+    A slot that could not be reserved costs a decode retry: nothing was computed, but it bounds how
+    long a request wanders.
+    """
+
+    prefill: int
+    decode: int
+
+    def try_spend(self, leg: Leg) -> bool:
+        """Takes one retry for a failure of this leg; False if there is none left."""
+        if leg is Leg.PREFILL:
+            self.prefill -= 1
+            return self.prefill >= 0
+        self.decode -= 1
+        return self.decode >= 0
+
+
+def backoff_s(request_id: str, attempt: int, *, first_s: float, max_s: float) -> float:
+    """Pause before an attempt: doubling, with jitter between half and the whole of it.
+
+    The jitter comes from the request's id, so that a replay waits as long.
+    """
+    whole = min(max_s, first_s * 2.0 ** max(0, attempt - 2))
+    share = sum(map(ord, request_id)) * 2654435761 % 1024 / 1024
+    return whole * (0.5 + share / 2)

@@ -1,0 +1,1 @@
+"""Placement: which prefill and which decode member serve a request. Pure."""
