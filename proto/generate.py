@@ -28,7 +28,9 @@ MESSAGE_PACKAGE = ".disagg.v1."
 
 def compile_into(out: Path) -> None:
     """Write all generated files of the package below `out`; raises RuntimeError if protoc fails."""
-    protos = sorted(path.relative_to(SOURCE_ROOT) for path in SOURCE_ROOT.glob(f"{PACKAGE}/*.proto"))
+    protos = sorted(
+        path.relative_to(SOURCE_ROOT) for path in SOURCE_ROOT.glob(f"{PACKAGE}/*.proto")
+    )
     descriptors = out / "descriptors.bin"
     status = protoc.main(
         [

@@ -1,1 +1,1 @@
-"""The contract between processes: generated wire types in `disagg.v1` and the chained block hash."""
+"""The contract between processes: generated wire types in `disagg.v1` and the block hash."""

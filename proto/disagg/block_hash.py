@@ -1,9 +1,9 @@
 """Chained digests that name blocks of tokens.
 
 A block is a fixed number of token ids; only full blocks have a name. The name of a block is the
-SHA-256 of the canonical CBOR encoding of `[parent, [token ids], extra]`: `parent` is the name of the
-block before it (`ROOT` for the first), `extra` is null or, in the first block of a salted chain,
-`[["cache_salt", salt]]`. Equal names therefore mean equal tokens from the start of the sequence on.
+SHA-256 of the canonical CBOR encoding of `[parent, [token ids], extra]`: `parent` is the name of
+the block before it (`ROOT` for the first), `extra` is null or, in the first block of a salted
+chain, `[["cache_salt", salt]]`. Equal names therefore mean equal tokens from the start on.
 
 Three parts of the system and foreign gateways compute these names independently, so they depend on
 nothing hidden: no process seed, no library version, the standard library alone. The form is that

@@ -1,0 +1,225 @@
+"""What surrounds every call that a process of ours serves, outermost first.
+
+The exception mapper ends a failing call with a status of `runtime.status` and is the only place
+that does. Two traps of grpc.aio decide its form: `context.abort` raises an ordinary exception,
+which must pass untouched, and one that reaches gRPC sends its text to the caller as UNKNOWN.
+Handlers that are async generators are driven here with an explicit close, so their `finally` runs
+before the call ends, not when the garbage collector finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from runtime import status
+from runtime.clock import Clock
+from runtime.errors import Bug, DisaggError, ErrorMap, Reason, Unavailable
+from runtime.logging import get_logger, request_scope
+from runtime.metrics import Metrics
+
+_log = get_logger(__name__)
+
+REQUEST_ID_KEY = "x-request-id"
+
+# Request and response types differ per method; gRPC's own handler type says Any as well.
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Around = Callable[[str, Behaviour, Any, Context], Awaitable[Any]]
+
+
+def as_coroutine(behaviour: Callable[..., Any]) -> Behaviour:
+    """A handler of any async form as a coroutine function that writes its own responses."""
+    if not inspect.isasyncgenfunction(behaviour):
+        return behaviour
+
+    async def drive(request: Any, context: Context) -> None:
+        responses: AsyncIterator[Any] = behaviour(request, context)
+        async with contextlib.aclosing(responses):  # type: ignore[type-var]
+            async for response in responses:
+                await context.write(response)
+
+    return drive
+
+
+class Surround(grpc.aio.ServerInterceptor):
+    """An interceptor that wraps the handler of every method in one coroutine, whatever its kind.
+
+    Args:
+        around: Called for each call with method name, inner handler, request (an iterator for
+            client streams) and context; returns what the inner handler returns.
+        only: Full method names to wrap; None wraps all.
+    """
+
+    def __init__(self, around: Around, *, only: frozenset[str] | None = None) -> None:
+        self._around = around
+        self._only = only
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """See grpc.aio.ServerInterceptor; called once per call on the event loop."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        # No handler: gRPC answers UNIMPLEMENTED by itself.
+        if handler is None or (self._only is not None and method not in self._only):
+            return handler
+        kind = {
+            (False, False): "unary_unary",
+            (False, True): "unary_stream",
+            (True, False): "stream_unary",
+            (True, True): "stream_stream",
+        }[handler.request_streaming, handler.response_streaming]
+        inner = as_coroutine(getattr(handler, kind))
+
+        async def call(request: Any, context: Context) -> Any:
+            return await self._around(method, inner, request, context)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        made: Handler = make(
+            call,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return made
+
+
+def exception_mapper(errors: ErrorMap, metrics: Metrics) -> Surround:
+    """The outermost interceptor: every exception ends the call with a status of our table.
+
+    Also binds the request id of the call's metadata to all log records below.
+    """
+
+    async def around(method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+        request_id = request_id_of(context)
+        with request_scope(**({"request_id": request_id} if request_id else {})):
+            try:
+                return await inner(request, context)
+            except (grpc.aio.AbortError, grpc.aio.UsageError):
+                # The handler ended the call itself. UsageError: it swallowed its own abort and
+                # tried again; the first one stands.
+                raise
+            except Exception as error:
+                known = translate(errors, error)
+                if known is None or known.reason is Reason.INVARIANT_BROKEN:
+                    known = _incident(method, error, metrics)
+            await context.abort_with_status(status.to_status(known, request_id=request_id))
+
+    return Surround(around)
+
+
+def translate(errors: ErrorMap, error: Exception) -> DisaggError | None:
+    """The error of the tree for what a handler raised, or a call it made; None if unknown."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return status.from_rpc_error(error)
+    return errors.translate(error)
+
+
+def call_timer(metrics: Metrics, clock: Clock) -> Surround:
+    """Observes `rpc_server_call_duration_seconds` of every call; sits inside the mapper."""
+
+    async def around(method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+        started = clock.now()
+        code = "CANCELLED"
+        try:
+            result = await inner(request, context)
+            code = "OK"
+            return result
+        except DisaggError as error:
+            code = error.code.name
+            raise
+        except Exception:
+            code = "INTERNAL"
+            raise
+        finally:
+            metrics.observe(
+                "rpc_server_call_duration_seconds",
+                clock.now() - started,
+                rpc_method=method.lstrip("/"),
+                rpc_response_status_code=code,
+            )
+
+    return Surround(around)
+
+
+class WorkGate:
+    """Counts the calls that are work, and refuses new ones while the process drains.
+
+    Health, reflection and administration are not work: they answer until the end.
+    """
+
+    def __init__(self, methods: frozenset[str]) -> None:
+        self._is_closed = False
+        self._running = 0
+        self._idle: list[Callable[[], None]] = []
+        self.interceptor = Surround(self._around, only=methods)
+
+    @property
+    def running(self) -> int:
+        """Calls inside the gate."""
+        return self._running
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether new work is refused."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Refuse new work from now on."""
+        self._is_closed = True
+
+    def open(self) -> None:
+        """Take new work again."""
+        self._is_closed = False
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once no call is inside; at once if none is."""
+        if self._running == 0:
+            callback()
+        else:
+            self._idle.append(callback)
+
+    async def _around(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+        if self._is_closed:
+            raise Unavailable(
+                f"this process drains and takes no new {method.rsplit('/', 1)[-1]}; ask another",
+                reason=Reason.DRAINING,
+                retry_after_s=0.0,
+            )
+        self._running += 1
+        try:
+            return await inner(request, context)
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                waiting, self._idle = self._idle, []
+                for callback in waiting:
+                    callback()
+
+
+def request_id_of(context: Context) -> str:
+    """The request id that came with the call's metadata; empty if none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str):
+            return value
+    return ""
+
+
+def _incident(method: str, error: Exception, metrics: Metrics) -> DisaggError:
+    """Log an exception nobody translated and make the error that hides its text."""
+    incident = uuid.uuid4().hex[:12]
+    _log.error("call.failed", method=method, incident=incident, exc_info=error)
+    metrics.count("disagg_internal_errors_total", method=method.lstrip("/"))
+    return Bug(
+        f"internal error; the log of this process has it as incident {incident}",
+        metadata={"incident": incident},
+    )

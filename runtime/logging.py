@@ -1,0 +1,104 @@
+"""Structured logs of a process: a short event name and key-value facts, one line each.
+
+Services log with `get_logger`; libraries use the standard `logging` and are rendered the same way.
+Facts bound with `request_scope` ride on every record below it, in every task started inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.contextvars import bound_contextvars, merge_contextvars
+
+Level = Literal["debug", "info", "warning", "error"]
+Form = Literal["json", "console"]
+
+SECRET_KEYS = frozenset({"authorization", "cookie", "x-api-key", "password", "token", "secret"})
+REDACTED = "***"
+
+# structlog's own type of a record; values are whatever the caller logs.
+Record = MutableMapping[str, Any]
+
+
+def configure_logging(
+    *,
+    level: Level = "info",
+    form: Form = "json",
+    stream: TextIO | None = None,
+    facts: dict[str, str] | None = None,
+) -> None:
+    """Set up the logs of this process, once at its start.
+
+    Args:
+        level: Lowest level that is written.
+        form: `json` for machines, `console` for people.
+        stream: Where lines go; standard error if not given.
+        facts: Key-value pairs every record carries, such as role and rank.
+    """
+
+    def add_facts(_logger: object, _method: str, record: Record) -> Record:
+        for key, value in (facts or {}).items():
+            record.setdefault(key, value)
+        return record
+
+    shared: list[structlog.typing.Processor] = [
+        merge_contextvars,
+        add_facts,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        redact,
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if form == "json"
+        else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    tail: list[structlog.typing.Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    ]
+    if form == "json":
+        tail.append(structlog.processors.dict_tracebacks)
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[*tail, renderer]
+    )
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def redact(_logger: object, _method: str, record: Record) -> Record:
+    """Replace the values of keys that name secrets; a structlog processor."""
+    for key in record:
+        if key.lower() in SECRET_KEYS:
+            record[key] = REDACTED
+    return record
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of a service module; `name` is its `__name__`."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger
+
+
+@contextlib.contextmanager
+def request_scope(**facts: str) -> Iterator[None]:
+    """Bind facts such as `request_id` and `trace_id` to all records logged inside."""
+    with bound_contextvars(**facts):
+        yield
