@@ -1,0 +1,78 @@
+# Every target sets up what it needs in .venv; a fresh clone with Python 3.11 and pip is enough.
+#
+#   make demo        start the whole system on this machine, answer one prompt, stop
+#   make test        everything that must hold, in the order in which a failure says most
+#   make test-slow   long fuzzing and many ranks
+#   make lint        the part of `make test` that runs no code
+#   make bench       measure; results go to standard output, one JSON object a line
+#   make proto       regenerate the wire code after a change of a .proto file
+#   make venv        only set up
+
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+# A stamp per set of extras; its name changes with what decides the content of the environment.
+KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+STAMP_LOCAL := $(VENV)/.installed-local-$(KEY)
+STAMP_DEV := $(VENV)/.installed-dev-$(KEY)
+STAMP_BENCH := $(VENV)/.installed-bench-$(KEY)
+
+# One compute thread per process: ranks share the cores, and results do not depend on their number.
+export OMP_NUM_THREADS ?= 1
+
+# The order of the stages; the first failure is the message.
+TESTS := $(wildcard tests/test_architecture.py tests/unit tests/contract tests/property \
+	tests/golden tests/distributed tests/integration)
+BENCHMARKS := $(filter-out __init__ __main__,$(basename $(notdir $(wildcard benchmarks/[a-z]*.py))))
+
+.PHONY: venv demo test test-slow lint bench proto clean
+.DEFAULT_GOAL := test
+
+venv: $(STAMP_DEV)
+
+demo: $(STAMP_LOCAL)
+	$(BIN)/disagg demo
+
+test: lint
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -m "not slow and not gpu" $(TESTS)
+
+test-slow: $(STAMP_DEV)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800 $(TESTS)
+
+lint: $(STAMP_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python proto/generate.py --check
+	$(BIN)/buf lint
+
+bench: $(STAMP_BENCH)
+	set -e; for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json; done
+
+proto: $(STAMP_DEV)
+	$(BIN)/buf lint
+	$(BIN)/python proto/generate.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it: make PYTHON=..." >&2; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+
+# Called with the extras to install; stamps of older settings are removed first.
+define install
+	rm -f $(VENV)/.installed-$(1)-*
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(1)]'
+	touch $@
+endef
+
+$(STAMP_LOCAL): | $(BIN)/python
+	$(call install,local)
+$(STAMP_DEV): | $(BIN)/python
+	$(call install,dev)
+$(STAMP_BENCH): | $(BIN)/python
+	$(call install,bench)
