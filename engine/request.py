@@ -6,15 +6,15 @@ way out in the message.
 
 Life of a sequence (`SequenceStatus`, `TRANSITIONS`):
 
-                      +-------------------- preempt, nothing computed ------------+
-                      v                                                           |
-    add ----------> WAITING --admit--> PREFILLING --all but one token in KV--> DECODING
-                      |                  |  ^                                  |  ^  |
-                      |          preempt |  | admit                    preempt |  |  | stop, length,
-                      |                  v  |                                  v  |  | last of a prefill
-                      |                 SWAPPED <------------------------------+  |  v
-                      |                    |  +---------------admit---------------+  FINISHED
-                      +---- abort or failure from every live state ----> ABORTED, FAILED
+    add --> WAITING --admit--> PREFILLING --all but the newest token in KV--> DECODING
+              |  ^               |  ^                                           |  ^
+              |  |               |  |   (WAITING and SWAPPED are admitted to    |  |
+              |  |               |  |    either, by what they lack)             |  |
+              |  |         preempt  admit                                 preempt  admit
+              |  |               v  |                                           v  |
+              |  +-- preempt ----+  +------------------ SWAPPED ----------------+--+
+              |      (nothing computed)
+              +--> FINISHED (stop, length, end of a prefill), ABORTED, FAILED: from any of the four
 
 WAITING holds no memory; SWAPPED holds host memory only; PREFILLING and DECODING hold pages and a
 state slot. FINISHED, ABORTED and FAILED are final and hold nothing.
@@ -184,7 +184,7 @@ class SamplingParams:
 def _check_real(
     name: str, value: float, minimum: float, maximum: float | None, way_out: str
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not math.isfinite(value):
         raise SamplingError(name, value, f"not a finite number; {way_out}")
     if value < minimum or (maximum is not None and value > maximum):
         raise SamplingError(name, value, way_out)

@@ -1,0 +1,487 @@
+"""LLMEngine: requests in, events out. The one place where scheduler, cache and runner meet.
+
+Synchronous and owned by one thread. Every `step` walks the same line on all ranks of a lockstep
+group: say what is wanted, reduce, decide, fill a plan (perhaps with nothing), run, sample, export,
+report. What may differ between ranks is only the content of the plan.
+
+Errors between the agreement and the end of a step:
+- those of one request (its image, its export, its logits) fail that request; the step's collectives
+  still run, with the other rows or with a placeholder;
+- any other local error before the forward pass runs the placeholder in its place, so that the peers
+  get their collectives, and is then raised as `EngineFailed`: the rank leaves the group by name;
+- an error of the forward pass itself leaves collectives half done: `EngineFailed` at once.
+After `EngineFailed` the engine takes no more steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits
+from engine.parallel.lockstep import Decision, EngineKind, LockstepState, VotePort, VoteVector
+from engine.parallel.votes import LocalVote
+from engine.plan import Runner, StepKind, StepPlan, placeholder_plan
+from engine.request import (
+    ChunkDone,
+    DuplicateRequest,
+    EngineError,
+    EngineEvent,
+    EngineRequest,
+    FinishReason,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    RequestFailed,
+    RequestFinished,
+    SequenceStatus,
+    TokenOut,
+)
+from engine.sampler import BadLogits, Sampled, SampleRow, sample
+from engine.scheduler import Row, Schedule, Scheduler
+from engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+_KINDS = {
+    EngineRole.NORMAL: EngineKind.NORMAL,
+    EngineRole.PREFILL: EngineKind.PREFILL,
+    EngineRole.DECODE: EngineKind.DECODE,
+}
+# The control epoch all ranks ask for when they want to leave the step loop together.
+STOP_EPOCH = 1
+
+
+class EngineFailed(EngineError):
+    """This rank can no longer step; its group must restart."""
+
+    cause = "engine_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """A snapshot; the counters run from the start of the engine.
+
+    Args:
+        running: sequences with device memory.
+        waiting: sequences without, the preempted included.
+        max_running: bound of `running`.
+        kv_tokens: tokens in KV on the device.
+        kv_capacity_tokens: tokens the pool holds.
+        free_pages: pages nobody refers to.
+        free_slots: state slots nobody owns.
+        queued_tokens: known tokens that still need computing.
+        steps: forward steps, placeholder steps not counted.
+        prefill_steps: those of the prefill kind.
+        placeholder_steps: steps in which this rank only served its peers.
+        computed_tokens: tokens whose KV was computed here.
+        generated_tokens: tokens sampled here.
+        preemptions: times a sequence lost its memory.
+        swapped_bytes: bytes copied out for that.
+        failed_requests: requests that ended by an error of their own.
+        stalled_rounds: agreements in a row that found work nobody could run.
+    """
+
+    running: int
+    waiting: int
+    max_running: int
+    kv_tokens: int
+    kv_capacity_tokens: int
+    free_pages: int
+    free_slots: int
+    queued_tokens: int
+    steps: int
+    prefill_steps: int
+    placeholder_steps: int
+    computed_tokens: int
+    generated_tokens: int
+    preemptions: int
+    swapped_bytes: int
+    failed_requests: int
+    stalled_rounds: int
+
+
+class LLMEngine:
+    """One rank's engine.
+
+    Args:
+        settings: role and limits.
+        limits: what the model dictates.
+        cache: pages and slots the runner really has.
+        runner: executes plans.
+        vote: how the ranks of the group agree; None is a group of one.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: EngineSettings,
+        limits: ModelLimits,
+        cache: CacheSize,
+        runner: Runner,
+        vote: VotePort | None = None,
+    ) -> None:
+        self.settings = settings
+        self.limits = limits
+        self.context_tokens = settings.context_tokens(limits)
+        self._cache = cache
+        self._runner = runner
+        self._vote: VotePort = vote or LocalVote()
+        self._lockstep = LockstepState(
+            _KINDS[settings.role],
+            attempt_interval=settings.prefill_attempt_interval,
+            any_interval=settings.prefill_any_attempt_interval,
+        )
+        self._scheduler = Scheduler(settings, cache, self.context_tokens)
+        self._sequences: dict[str, Sequence] = {}
+        # Events of `add` and `abort`, which report with the next step.
+        self._pending: list[EngineEvent] = []
+        self._epoch = 0
+        self._failure: BaseException | None = None
+        self.is_stop_agreed = False
+        self._step = 0
+        self._steps = 0
+        self._prefill_steps = 0
+        self._placeholder_steps = 0
+        self._computed_tokens = 0
+        self._generated_tokens = 0
+        self._swapped_bytes = 0
+        self._failed_requests = 0
+
+    def check(self, request: EngineRequest) -> None:
+        """Checks all of a request that does not depend on what else is queued. Any thread.
+
+        Raises:
+            InvalidRequest: a field is wrong (`SamplingError` and `PromptTooLong` are its kinds).
+            PoolFull: it needs more memory than there is.
+        """
+        num_tokens = len(request.token_ids)
+        if num_tokens == 0:
+            raise InvalidRequest("token_ids is empty: give at least one token")
+        if not 0 <= request.num_generated < num_tokens:
+            raise InvalidRequest(
+                f"num_generated is {request.num_generated}, but {num_tokens} tokens came: give a "
+                "count in [0, number of tokens), the prompt has at least one"
+            )
+        vocab_size = self.limits.vocab_size
+        if min(request.token_ids) < 0 or max(request.token_ids) >= vocab_size:
+            idx, token_id = next(
+                (idx, token_id)
+                for idx, token_id in enumerate(request.token_ids)
+                if not 0 <= token_id < vocab_size
+            )
+            raise InvalidRequest(
+                f"token_ids[{idx}] is {token_id}: give ids in [0, {vocab_size}), the vocabulary "
+                "of the model"
+            )
+        request.sampling.validate(vocab_size)
+        # A generation that fills the context was ended there, so only a resumed request may come
+        # with exactly that many tokens.
+        most = self.context_tokens if request.num_generated else self.context_tokens - 1
+        if num_tokens > most:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens, but the context is {self.context_tokens} "
+                f"with the answer: give at most {most}"
+            )
+        if request.image is not None and not 0 < request.image.num_tokens < num_tokens:
+            raise InvalidRequest(
+                f"the image covers {request.image.num_tokens} of {num_tokens} tokens: the last "
+                "token must be left to compute, and an empty image left out"
+            )
+        self._scheduler.check_fits(request)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            InvalidRequest: as `check`, or `DuplicateRequest`.
+            PoolFull: it needs more memory than there is.
+            QueueFull: the queue is at its bound.
+        """
+        if request.request_id in self._sequences:
+            raise DuplicateRequest(
+                f"request {request.request_id!r} is live: abort it or choose another id"
+            )
+        self.check(request)
+        if self._scheduler.num_waiting >= self.settings.max_waiting:
+            raise QueueFull(
+                f"{self._scheduler.num_waiting} requests wait, the bound is max_waiting "
+                f"{self.settings.max_waiting}: try later or elsewhere"
+            )
+        sequence = self._scheduler.add(request)
+        if (
+            sequence.num_generated >= request.sampling.max_tokens
+            or sequence.num_tokens >= self.context_tokens
+        ) and not (request.stop_after_first and request.sampling.max_tokens > 0):
+            self._pending.append(self._end(sequence, SequenceStatus.FINISHED, "length"))
+            return
+        self._sequences[request.request_id] = sequence
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request and frees what it holds; False when it is not live (any more)."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        self._pending.append(self._end(sequence, SequenceStatus.ABORTED, "abort"))
+        return True
+
+    def set_paused(self, request_id: str, paused: bool) -> None:
+        """Keeps a sequence where it is while its reader lags, or lets it go on."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.is_paused = paused
+
+    def try_reserve(self, reservation_id: str, num_tokens: int) -> bool:
+        """Keeps a slot and room for a request to come; see `Scheduler.try_reserve`."""
+        return self._scheduler.try_reserve(reservation_id, num_tokens)
+
+    def release_reservation(self, reservation_id: str) -> bool:
+        """Gives reserved room back; False when there is none of that name."""
+        return self._scheduler.release_reservation(reservation_id)
+
+    def has_work(self) -> bool:
+        """Says whether a request is live or an event is not yet reported."""
+        return bool(self._sequences or self._pending)
+
+    def request_stop(self) -> None:
+        """Asks the group to leave the step loop; `is_stop_agreed` turns True on all ranks at once.
+
+        Until then this rank goes on stepping, so that its peers can finish what they have.
+        """
+        self._epoch = STOP_EPOCH
+
+    def wait_for_work(self, timeout_s: float) -> None:
+        """Sleeps until `ring`, at most `timeout_s`; to be called after a step that ran nothing."""
+        self._vote.wait_for_work(timeout_s)
+
+    def ring(self) -> None:
+        """Wakes the step loops of the group. Any thread."""
+        self._vote.ring()
+
+    def step(self) -> tuple[Decision, list[EngineEvent]]:
+        """Runs one agreed step, or none; returns the decision and what happened.
+
+        Raises:
+            EngineFailed: this rank is lost for its group.
+        """
+        if self._failure is not None:
+            raise EngineFailed("the engine failed before") from self._failure
+        events, self._pending = self._pending, []
+        try:
+            demand = self._scheduler.demand()
+            vote = VoteVector(
+                unfinished=demand.is_unfinished,
+                wants_prefill=demand.wants_prefill,
+                decode_rows=demand.num_decode_rows if demand.has_decode_rows else 0,
+                prefill_rows=demand.num_prefill_rows if demand.wants_prefill else 0,
+                epoch=self._epoch,
+            )
+            decision = self._lockstep.decide(self._vote.reduce_max(vote.to_array()))
+            if self._epoch == STOP_EPOCH and decision.agreed_epoch == STOP_EPOCH:
+                self.is_stop_agreed = True
+            elif decision.step_kind is not StepKind.NONE:
+                self._step += 1
+                self._run_step(decision.step_kind, events)
+        except BaseException as error:
+            self._failure = error
+            raise EngineFailed(
+                f"rank {self.settings.rank} of {self.settings.num_ranks} failed at step "
+                f"{self._step}: {type(error).__name__}: {error}"
+            ) from error
+        return decision, events
+
+    def statistics(self) -> EngineStatistics:
+        """Returns what the engine holds and has done. Engine thread."""
+        scheduler = self._scheduler
+        blocks = scheduler.blocks.statistics()
+        return EngineStatistics(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            max_running=self.settings.max_num_seqs,
+            kv_tokens=scheduler.num_kv_tokens,
+            kv_capacity_tokens=blocks.num_pages * self._cache.block_tokens,
+            free_pages=blocks.num_free_pages,
+            free_slots=blocks.num_free_slots,
+            queued_tokens=scheduler.num_queued_tokens,
+            steps=self._steps,
+            prefill_steps=self._prefill_steps,
+            placeholder_steps=self._placeholder_steps,
+            computed_tokens=self._computed_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=scheduler.num_preemptions,
+            swapped_bytes=self._swapped_bytes,
+            failed_requests=self._failed_requests,
+            stalled_rounds=self._lockstep.stalled_rounds,
+        )
+
+    def check_integrity(self) -> None:
+        """Recounts pages, slots and queues.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        self._scheduler.check_integrity()
+        live = self._scheduler.num_running + self._scheduler.num_waiting
+        if live != len(self._sequences):
+            raise AssertionError(f"{live} sequences are queued, {len(self._sequences)} are live")
+
+    def _run_step(self, kind: StepKind, events: list[EngineEvent]) -> None:
+        rows: list[Row] = []
+        plan = placeholder_plan(kind, self._step)
+        local_error: Exception | None = None
+        try:
+            rows = self._prepare(self._scheduler.schedule(kind), events)
+            if rows:
+                plan = StepPlan(
+                    kind=kind,
+                    step=self._step,
+                    sequences=self._scheduler.steps_of(rows),
+                    is_placeholder=False,
+                )
+        except Exception as error:
+            local_error = error
+        result = self._runner.run(plan)
+        if local_error is not None:
+            raise local_error
+        if plan.is_placeholder:
+            self._placeholder_steps += 1
+            return
+        self._steps += 1
+        self._prefill_steps += kind is StepKind.PREFILL
+        self._computed_tokens += plan.num_tokens
+        sampled_rows = []
+        for row, sequence_step in zip(rows, plan.sequences, strict=True):
+            self._scheduler.complete(row)
+            if sequence_step.sample:
+                sampled_rows.append(row.sequence)
+        chosen = sample(result.logits, [self._sample_row(sequence) for sequence in sampled_rows])
+        outcomes = dict(zip(sampled_rows, chosen, strict=True))
+        for row in rows:
+            self._report(row.sequence, outcomes.get(row.sequence), events)
+
+    def _prepare(self, schedule: Schedule, events: list[EngineEvent]) -> list[Row]:
+        """Moves state out and in as scheduled; returns the rows that are still good."""
+        failed: set[Sequence] = set()
+        for preemption in schedule.preempted:
+            victim = preemption.sequence
+            try:
+                victim.image = self._runner.export_image(
+                    preemption.block_table, preemption.state_slot, preemption.num_computed
+                )
+            except Exception as error:
+                events.append(self._fail(victim, error))
+                continue
+            victim.num_computed = 0
+            self._swapped_bytes += victim.image.num_bytes
+        for sequence in schedule.admitted:
+            try:
+                self._load(sequence)
+            except Exception as error:
+                failed.add(sequence)
+                events.append(self._fail(sequence, error))
+        return [row for row in schedule.rows if row.sequence not in failed]
+
+    def _load(self, sequence: Sequence) -> None:
+        blocks = self._scheduler.blocks
+        state_slot = blocks.state_slot(sequence.request_id)
+        image = sequence.image
+        if image is None:
+            self._runner.reset_slot(state_slot)
+            return
+        num_pages = self._cache.pages_for(image.num_tokens)
+        table = blocks.block_table(sequence.request_id)[:num_pages]
+        self._runner.import_image(image, table, state_slot)
+        if sequence.num_exported_blocks == 0:
+            # A prefix that came with the request is stored already.
+            sequence.num_exported_blocks = image.num_tokens // self._cache.block_tokens
+        sequence.num_computed = image.num_tokens
+        sequence.image = None
+
+    def _sample_row(self, sequence: Sequence) -> SampleRow:
+        return SampleRow(
+            sampling=sequence.request.sampling,
+            token_ids=sequence.tokens,
+            num_prompt=sequence.num_prompt,
+            position=sequence.num_tokens,
+            banned_token_ids=sequence.banned_token_ids(self.limits.eos_token_ids),
+        )
+
+    def _report(
+        self, sequence: Sequence, outcome: Sampled | BadLogits | None, events: list[EngineEvent]
+    ) -> None:
+        """Exports what a row computed and turns its sample into events."""
+        try:
+            self._export(sequence)
+        except Exception as error:
+            events.append(self._fail(sequence, error))
+            return
+        if outcome is None:
+            events.append(
+                ChunkDone(request_id=sequence.request_id, computed_tokens=sequence.num_computed)
+            )
+        elif isinstance(outcome, BadLogits):
+            events.append(self._fail(sequence, outcome))
+        else:
+            events.append(self._take_token(sequence, outcome))
+
+    def _take_token(self, sequence: Sequence, sampled: Sampled) -> TokenOut:
+        sequence.tokens.append(sampled.token_id)
+        self._generated_tokens += 1
+        reason = sequence.finish_reason_after(
+            sampled.token_id, self.limits.eos_token_ids, self.context_tokens
+        )
+        is_last = reason is not None or sequence.request.stop_after_first
+        event = TokenOut(
+            request_id=sequence.request_id,
+            token_id=sampled.token_id,
+            number=sequence.num_generated,
+            logprob=sampled.logprob,
+            top_logprobs=sampled.top_logprobs,
+            finish_reason=reason,
+            is_last=is_last,
+        )
+        if is_last:
+            self._close(sequence, SequenceStatus.FINISHED)
+        return event
+
+    def _export(self, sequence: Sequence) -> None:
+        export = sequence.request.export
+        end = sequence.num_computed
+        if export is None or end > sequence.num_given:
+            return
+        block_tokens = self._cache.block_tokens
+        table = self._scheduler.blocks.block_table(sequence.request_id)
+        slot = self._scheduler.blocks.state_slot(sequence.request_id)
+        first, last = sequence.num_exported_blocks, end // block_tokens
+        if last > first:
+            payloads = self._runner.export_blocks(table[first:last])
+            for block_idx, payload in enumerate(payloads, start=first):
+                export.save_block(block_idx, payload)
+            sequence.num_exported_blocks = last
+        if end % block_tokens == 0 and export.wants_state(end):
+            export.save_state(end, self._runner.export_state(slot, end))
+        if end == sequence.num_given:
+            tail = self._runner.export_image(
+                table[: self._cache.pages_for(end)], slot, end, blocks=False
+            )
+            export.save_tail(end, bytes(tail.partial), bytes(tail.state))
+
+    def _fail(self, sequence: Sequence, error: Exception) -> RequestFailed:
+        logger.warning("request %s failed: %s", sequence.request_id, type(error).__name__)
+        self._failed_requests += 1
+        self._close(sequence, SequenceStatus.FAILED)
+        return RequestFailed(request_id=sequence.request_id, error=error)
+
+    def _end(
+        self, sequence: Sequence, status: SequenceStatus, reason: FinishReason
+    ) -> RequestFinished:
+        self._close(sequence, status)
+        return RequestFinished(
+            request_id=sequence.request_id,
+            finish_reason=reason,
+            num_generated=sequence.num_generated,
+        )
+
+    def _close(self, sequence: Sequence, status: SequenceStatus) -> None:
+        self._scheduler.finish(sequence, status)
+        self._sequences.pop(sequence.request_id, None)

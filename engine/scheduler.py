@@ -1,0 +1,396 @@
+"""Which tokens of which sequences the next step computes. Pure: no clock, no tensor, no collective.
+
+The step kind is decided elsewhere (by all ranks together, `engine.parallel.lockstep`); this module
+says what this rank wants (`demand`) and fills a step of the agreed kind (`schedule`).
+
+Rules:
+- first come, first served: the queue is ordered by arrival and only its head is admitted, so nobody
+  is overtaken for ever;
+- a sequence gets a slot and the pages of all its known tokens at admission, or nothing; decode adds
+  a page when a block is full;
+- admission leaves a page for every running sequence that can still grow, and what was reserved;
+- when a page is missing, the victim is the running sequence that arrived last: it has had the least
+  service, and the order of arrival stays the order of completion, so the oldest always advances
+  (it fits alone, else it would have been refused). Its state goes to host memory and comes back
+  bit by bit; nothing is recomputed;
+- a prefill chunk ends at a boundary where the export wants the state, since rings move on.
+
+`schedule` only decides. The engine then carries out, in this order: copy out the preempted, copy
+in the admitted, run. Pages of the preempted may already belong to others, which is safe because
+nothing is written before they were copied out.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.block_manager import BlockManager
+from engine.config import CacheSize, EngineRole, EngineSettings
+from engine.plan import SequenceStep, StepKind
+from engine.request import EngineRequest, PoolFull, SequenceStatus
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What this rank brings to the step vote; reading it changes nothing.
+
+    Args:
+        is_unfinished: some sequence is not paused and not final.
+        wants_prefill: a prefill row could run now: slot, pages and budget are there.
+        has_decode_rows: a decode row could run now.
+        num_decode_rows: rows of a decode step at most.
+        num_prefill_rows: rows of a prefill step at most.
+    """
+
+    is_unfinished: bool
+    wants_prefill: bool
+    has_decode_rows: bool
+    num_decode_rows: int
+    num_prefill_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A sequence that lost its memory in this step, and where its state still lies."""
+
+    sequence: Sequence
+    block_table: tuple[int, ...]
+    state_slot: int
+    num_computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence and how many of its missing tokens this step computes."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Decisions for one step, to be carried out in the order of the fields."""
+
+    preempted: list[Preemption]
+    admitted: list[Sequence]
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    num_pages: int
+    arrival_idx: int
+
+
+class Scheduler:
+    """Queue, running sequences and their memory.
+
+    Args:
+        settings: role, limits and budget.
+        cache: pages and slots of this rank.
+        context_tokens: tokens of a sequence at most.
+    """
+
+    def __init__(self, settings: EngineSettings, cache: CacheSize, context_tokens: int) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._context_tokens = context_tokens
+        self.blocks = BlockManager(cache.num_pages, cache.num_state_slots)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._reservations: dict[str, _Reservation] = {}
+        self._next_arrival_idx = 0
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without device memory, the preempted included."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a slot and pages."""
+        return len(self._running)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens that wait to be computed, over all live sequences."""
+        return sum(sequence.num_missing for sequence in self._live())
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens in KV on the device."""
+        return sum(sequence.num_computed for sequence in self._running)
+
+    def add(self, request: EngineRequest) -> Sequence:
+        """Queues a checked request behind those that came, or reserved, before it.
+
+        Raises:
+            PoolFull: it would not fit even alone.
+        """
+        max_kv_tokens = self._max_kv_tokens(request)
+        max_pages = self._check_fits(max_kv_tokens)
+        reservation = self._reservations.pop(request.reservation_id or "", None)
+        arrival_idx = reservation.arrival_idx if reservation else self._take_arrival_idx()
+        sequence = Sequence(
+            request, arrival_idx=arrival_idx, max_kv_tokens=max_kv_tokens, max_pages=max_pages
+        )
+        insort(self._waiting, sequence, key=_arrival)
+        return sequence
+
+    def check_fits(self, request: EngineRequest) -> None:
+        """Says whether the request could run on an empty engine.
+
+        Raises:
+            PoolFull: it could not.
+        """
+        self._check_fits(self._max_kv_tokens(request))
+
+    def try_reserve(self, reservation_id: str, num_tokens: int) -> bool:
+        """Keeps room for a request that will come; False when there is none beside what is queued.
+
+        A second call with the same id changes nothing. The room is used by the request that names
+        the reservation, or given back by `release_reservation`.
+        """
+        if reservation_id in self._reservations:
+            return True
+        num_pages = self._cache.pages_for(num_tokens)
+        queued = sum(self._cache.pages_for(sequence.num_tokens) for sequence in self._waiting)
+        has_slot = (
+            len(self._running) + len(self._waiting) + len(self._reservations)
+            < self._settings.max_num_seqs
+        )
+        free = self.blocks.num_free_pages - self._pages_kept() - queued
+        if not has_slot or num_pages > free:
+            return False
+        self._reservations[reservation_id] = _Reservation(num_pages, self._take_arrival_idx())
+        return True
+
+    def release_reservation(self, reservation_id: str) -> bool:
+        """Gives reserved room back; False when there is no such reservation (any more)."""
+        return self._reservations.pop(reservation_id, None) is not None
+
+    def finish(self, sequence: Sequence, status: SequenceStatus) -> None:
+        """Makes a sequence final and takes everything back it holds."""
+        if self.blocks.has_owner(sequence.request_id):
+            self._running.remove(sequence)
+            self.blocks.free(sequence.request_id)
+        else:
+            self._waiting.remove(sequence)
+        sequence.image = None
+        sequence.move_to(status)
+
+    def demand(self) -> Demand:
+        """Returns what this rank wants of the next step."""
+        role = self._settings.role
+        budget = self._settings.max_num_batched_tokens
+        num_prefill = num_decode = 0
+        for sequence in self._running:
+            if sequence.is_paused:
+                continue
+            if self._is_row_of(StepKind.PREFILL, sequence):
+                num_prefill += sequence.num_missing
+            else:
+                num_decode += sequence.num_missing
+        head = self._waiting[0] if self._waiting else None
+        if head is not None and self._can_admit(head):
+            if self._is_row_of(StepKind.PREFILL, head):
+                num_prefill += head.num_missing
+            else:
+                num_decode += head.num_missing
+        return Demand(
+            is_unfinished=any(not sequence.is_paused for sequence in self._live()),
+            wants_prefill=role is not EngineRole.DECODE and num_prefill > 0,
+            has_decode_rows=role is not EngineRole.PREFILL and num_decode > 0,
+            num_decode_rows=min(num_decode, budget),
+            num_prefill_rows=min(num_prefill, budget),
+        )
+
+    def schedule(self, kind: StepKind) -> Schedule:
+        """Fills a step of the agreed kind; may come out empty."""
+        schedule = Schedule([], [], [])
+        budget = self._settings.max_num_batched_tokens
+        candidates = [
+            sequence
+            for sequence in self._running
+            if not sequence.is_paused and self._is_row_of(kind, sequence)
+        ]
+        # Sequences that only need their newest token come first in the budget, so that those
+        # catching up never hold back a decoding neighbour.
+        spare = budget - sum(1 for sequence in candidates if sequence.num_missing == 1)
+        for sequence in candidates:
+            if not self.blocks.has_owner(sequence.request_id):
+                continue  # preempted for an older one a moment ago
+            num_tokens = 1 if sequence.num_missing == 1 else self._chunk_tokens(sequence, spare)
+            if num_tokens == 0 or not self._make_room(sequence, num_tokens, schedule):
+                continue
+            if sequence.num_missing > 1:
+                spare -= num_tokens
+            schedule.rows.append(Row(sequence, num_tokens))
+        if not schedule.preempted:
+            self._admit(kind, spare, schedule)
+        return schedule
+
+    def steps_of(self, rows: list[Row]) -> tuple[SequenceStep, ...]:
+        """Writes rows as the steps of a plan."""
+        return tuple(self._step_of(row) for row in rows)
+
+    def complete(self, row: Row) -> None:
+        """Notes that the tokens of a row have KV now."""
+        sequence = row.sequence
+        sequence.num_computed += row.num_tokens
+        if sequence.status is SequenceStatus.PREFILLING and not sequence.is_prefilling:
+            sequence.move_to(SequenceStatus.DECODING)
+
+    def check_integrity(self) -> None:
+        """Checks order, ownership and coverage of pages.
+
+        Raises:
+            AssertionError: an invariant is broken.
+        """
+        self.blocks.check_integrity()
+        for queue in (self._waiting, self._running):
+            arrivals = [sequence.arrival_idx for sequence in queue]
+            _require(arrivals == sorted(set(arrivals)), "a queue is not in order of arrival")
+        _require(self.blocks.statistics().num_owners == len(self._running), "an owner does not run")
+        for sequence in self._running:
+            _require(sequence.is_live, f"{sequence.request_id} is final but runs")
+            pages = self.blocks.num_pages_of(sequence.request_id)
+            covered = pages * self._cache.block_tokens
+            _require(sequence.num_computed <= covered, "KV beyond the pages of a sequence")
+            _require(pages <= sequence.max_pages, "more pages than a sequence can use")
+
+    def _live(self) -> Iterator[Sequence]:
+        yield from self._running
+        yield from self._waiting
+
+    def _take_arrival_idx(self) -> int:
+        self._next_arrival_idx += 1
+        return self._next_arrival_idx
+
+    def _max_kv_tokens(self, request: EngineRequest) -> int:
+        num_given = len(request.token_ids)
+        if request.stop_after_first:
+            return num_given
+        total = num_given - request.num_generated + request.sampling.max_tokens
+        # The last token of a generation is never computed, so it needs no KV.
+        return max(num_given, min(total, self._context_tokens) - 1)
+
+    def _check_fits(self, max_kv_tokens: int) -> int:
+        max_pages = self._cache.pages_for(max_kv_tokens)
+        usable = self.blocks.num_usable_pages
+        if max_pages > usable:
+            raise PoolFull(
+                f"prompt and max_tokens may need {max_kv_tokens} tokens of KV, but the pool holds "
+                f"{usable * self._cache.block_tokens} in all: lower max_tokens, shorten the prompt "
+                "or raise num_pages"
+            )
+        return max_pages
+
+    def _is_row_of(self, kind: StepKind, sequence: Sequence) -> bool:
+        role = self._settings.role
+        if role is EngineRole.NORMAL:
+            return sequence.is_prefilling is (kind is StepKind.PREFILL)
+        return (kind is StepKind.PREFILL) is (role is EngineRole.PREFILL)
+
+    def _pages_kept(self) -> int:
+        """Pages that are free but spoken for: reservations, and growth of what runs."""
+        reserved = sum(reservation.num_pages for reservation in self._reservations.values())
+        return reserved + sum(
+            1
+            for sequence in self._running
+            if self.blocks.num_pages_of(sequence.request_id) < sequence.max_pages
+        )
+
+    def _can_admit(self, sequence: Sequence) -> bool:
+        if len(self._running) + len(self._reservations) >= self._settings.max_num_seqs:
+            return False
+        need = self._cache.pages_for(sequence.num_tokens)
+        own_growth = 1 if need < sequence.max_pages else 0
+        return self.blocks.can_allocate(need + own_growth + self._pages_kept())
+
+    def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
+        num_tokens = min(sequence.num_missing, budget)
+        export = sequence.request.export
+        if export is None or num_tokens == 0:
+            return num_tokens
+        block_tokens = self._cache.block_tokens
+        start = sequence.num_resumable
+        first = (start // block_tokens + 1) * block_tokens
+        last = min(start + num_tokens, sequence.num_given)
+        for end in range(first, last + 1, block_tokens):
+            if export.wants_state(end):
+                return end - start
+        return num_tokens
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
+        """Grows a sequence for its row; False when it was itself the last to arrive."""
+        num_pages = self._cache.pages_for(sequence.num_resumable + num_tokens)
+        while not self.blocks.try_grow(sequence.request_id, num_pages):
+            victim = self._running[-1]
+            self._preempt(victim, schedule)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
+        owner = victim.request_id
+        if victim.num_computed:
+            schedule.preempted.append(
+                Preemption(
+                    victim,
+                    self.blocks.block_table(owner),
+                    self.blocks.state_slot(owner),
+                    victim.num_computed,
+                )
+            )
+            victim.move_to(SequenceStatus.SWAPPED)
+        else:
+            victim.move_to(SequenceStatus.WAITING)
+        self.num_preemptions += 1
+        self._running.remove(victim)
+        self.blocks.free(owner)
+        insort(self._waiting, victim, key=_arrival)
+
+    def _admit(self, kind: StepKind, budget: int, schedule: Schedule) -> None:
+        while self._waiting and budget > 0:
+            head = self._waiting[0]
+            if not self._is_row_of(kind, head) or not self._can_admit(head):
+                return
+            self.blocks.try_allocate(head.request_id, self._cache.pages_for(head.num_tokens))
+            del self._waiting[0]
+            insort(self._running, head, key=_arrival)
+            head.move_to(
+                SequenceStatus.PREFILLING if head.is_prefilling else SequenceStatus.DECODING
+            )
+            schedule.admitted.append(head)
+            if not head.is_paused:
+                num_tokens = self._chunk_tokens(head, budget)
+                budget -= num_tokens
+                schedule.rows.append(Row(head, num_tokens))
+
+    def _step_of(self, row: Row) -> SequenceStep:
+        sequence, num_tokens = row.sequence, row.num_tokens
+        start = sequence.num_computed
+        end = start + num_tokens
+        table = self.blocks.block_table(sequence.request_id)
+        return SequenceStep(
+            request_id=sequence.request_id,
+            token_ids=tuple(sequence.tokens[start:end]),
+            start=start,
+            block_table=table[: self._cache.pages_for(end)],
+            state_slot=self.blocks.state_slot(sequence.request_id),
+            sample=end == sequence.num_tokens,
+        )
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival_idx
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

@@ -1,0 +1,135 @@
+"""A request on its way through the engine: known tokens, how many have KV, and its status.
+
+Index ranges of a sequence, all half-open, in tokens:
+
+    [0, num_computed)            have KV on the device
+    [num_computed, num_tokens)   known, without KV; at least one until the sequence is final
+    [0, num_given)               came with the request; their KV is what an export wants
+    [num_prompt, num_tokens)     generated, here or by an earlier attempt
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.request import TRANSITIONS, EngineRequest, FinishReason, SequenceStatus
+
+if TYPE_CHECKING:
+    from engine.handoff import SequenceImage
+
+
+class IllegalTransition(Exception):
+    """A status change the diagram does not have: a bug of ours."""
+
+
+class Sequence:
+    """Mutable state of one request; changed by scheduler and engine only, on the engine thread.
+
+    Args:
+        request: what was asked.
+        arrival_idx: place in the order of arrival; decides admission and preemption.
+        max_kv_tokens: tokens in KV at most during its life.
+        max_pages: pages for `max_kv_tokens`.
+    """
+
+    __slots__ = (
+        "arrival_idx",
+        "image",
+        "is_paused",
+        "max_kv_tokens",
+        "max_pages",
+        "num_computed",
+        "num_exported_blocks",
+        "num_given",
+        "num_prompt",
+        "request",
+        "request_id",
+        "status",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: EngineRequest, *, arrival_idx: int, max_kv_tokens: int, max_pages: int
+    ) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.arrival_idx = arrival_idx
+        self.max_kv_tokens = max_kv_tokens
+        self.max_pages = max_pages
+        self.tokens = list(request.token_ids)
+        self.num_given = len(request.token_ids)
+        self.num_prompt = self.num_given - request.num_generated
+        self.num_computed = 0
+        self.num_exported_blocks = 0
+        self.image: SequenceImage | None = request.image
+        self.is_paused = False
+        self.status = SequenceStatus.WAITING
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens."""
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """Generated tokens, those of earlier attempts included."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_missing(self) -> int:
+        """Known tokens without KV on the device (an image not yet imported counts as KV)."""
+        return len(self.tokens) - self.num_resumable
+
+    @property
+    def num_resumable(self) -> int:
+        """Tokens whose KV is on the device, or in the image that waits to be imported."""
+        return self.num_computed if self.image is None else self.image.num_tokens
+
+    @property
+    def is_live(self) -> bool:
+        """True until the sequence finished, failed or was aborted."""
+        return bool(TRANSITIONS[self.status])
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True when more than the newest token lacks KV, or a prompt token does."""
+        resumable = self.num_resumable
+        return len(self.tokens) - resumable > 1 or resumable < self.num_prompt
+
+    def move_to(self, status: SequenceStatus) -> None:
+        """Changes the status along an arrow of the diagram.
+
+        Raises:
+            IllegalTransition: there is no such arrow.
+        """
+        if status not in TRANSITIONS[self.status]:
+            raise IllegalTransition(
+                f"request {self.request_id!r}: {self.status.value} to {status.value}"
+            )
+        self.status = status
+
+    def finish_reason_after(
+        self, token_id: int, eos_token_ids: tuple[int, ...], context_tokens: int
+    ) -> FinishReason | None:
+        """Says why the generation ends with the token just appended, if it does.
+
+        A stop token counts from `min_tokens` on. It stays in the stream: tokens are numbered, and
+        whether its text is shown is decided where text is known.
+        """
+        sampling = self.request.sampling
+        if self.num_generated >= sampling.min_tokens and (
+            token_id in sampling.stop_token_ids
+            or (not sampling.ignore_eos and token_id in eos_token_ids)
+        ):
+            return "stop"
+        if self.num_generated >= sampling.max_tokens or self.num_tokens >= context_tokens:
+            return "length"
+        return None
+
+    def banned_token_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the tokens that may not be drawn next, because `min_tokens` is not reached."""
+        sampling = self.request.sampling
+        if self.num_generated + 1 >= sampling.min_tokens:
+            return ()
+        ends = sampling.stop_token_ids
+        return ends if sampling.ignore_eos else (*ends, *eos_token_ids)
