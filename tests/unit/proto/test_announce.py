@@ -1,0 +1,51 @@
+"""One announcement over a real server."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from disagg import wire
+from disagg.announce import beat_over
+from disagg.v1 import membership_pb2, membership_pb2_grpc
+
+
+class _Balancer(membership_pb2_grpc.MembershipServiceServicer):
+    """Remembers members; orders a drain when told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[membership_pb2.Member] = []
+        self.orders_drain = False
+
+    async def Heartbeat(  # type: ignore[override]
+        self, request: membership_pb2.HeartbeatRequest, context: object
+    ) -> membership_pb2.HeartbeatResponse:
+        self.seen.append(request.member)
+        return membership_pb2.HeartbeatResponse(
+            interval=wire.duration(0.75), drain=self.orders_drain
+        )
+
+
+async def test_a_beat_carries_the_member_and_brings_the_interval_and_the_order() -> None:
+    balancer = _Balancer()
+    server = grpc.aio.server()
+    membership_pb2_grpc.add_MembershipServiceServicer_to_server(balancer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    drained: list[bool] = []
+    sequence = iter(range(10))
+
+    def member() -> membership_pb2.Member:
+        return membership_pb2.Member(member_id="decode-0-r1-4f2a", sequence=next(sequence))
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        beat = beat_over(channel, member, on_drain=lambda: drained.append(True), timeout_s=5.0)
+        assert await beat() == 0.75
+        assert drained == []
+        balancer.orders_drain = True
+        await beat()
+    await server.stop(0)
+    assert drained == [True]
+    assert [(seen.member_id, seen.sequence) for seen in balancer.seen] == [
+        ("decode-0-r1-4f2a", 0),
+        ("decode-0-r1-4f2a", 1),
+    ]
