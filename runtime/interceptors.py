@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -28,9 +28,13 @@ _log = get_logger(__name__)
 
 REQUEST_ID_KEY = "x-request-id"
 
-# Request and response types differ per method; gRPC's own handler type says Any as well.
-Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+# Request and response types differ per method, hence Any. Generic in the type stubs only.
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
+    Handler = grpc.RpcMethodHandler
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 Around = Callable[[str, Behaviour, Any, Context], Awaitable[Any]]
 
