@@ -1,0 +1,1 @@
+"""Ranks of one group: layout, step agreement, expert dispatch, processes."""

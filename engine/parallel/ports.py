@@ -1,0 +1,206 @@
+"""Opening the ports of one rank: dispatcher, vote and doorbell, by the backend's name.
+
+Opening is a collective: it returns when every rank of the group has opened with the same sizes,
+so that no rank meets a peer that is still loading inside a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.parallel.channels import GlooChannel
+from engine.parallel.dispatch import Dispatcher, DispatchShape, LocalDispatcher
+from engine.parallel.dispatch_gloo import GlooDispatcher
+from engine.parallel.dispatch_shm import SharedMemoryDispatcher
+from engine.parallel.errors import GeometryMismatch
+from engine.parallel.lockstep import VotePort
+from engine.parallel.shared_memory import Exchange, Progress, Segment
+from engine.parallel.votes import Doorbell, GlooVote, LocalVote, SharedMemoryVote
+
+DEFAULT_COLLECTIVE_TIMEOUT_S = 30.0
+DEFAULT_START_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """What a rank process is told about its group. Plain data.
+
+    Args:
+        rank, num_ranks: its place; 0 <= rank < num_ranks.
+        group_name: for logs and messages.
+        backend: a name in `BACKENDS`; a group of one rank needs none and ignores it.
+        segment_fd: descriptor of the group's memory in this process; -1 in a group of one rank.
+        rendezvous_fd: descriptor of gloo's rendezvous file; -1 unless the backend is gloo.
+        collective_timeout_s: bound of every collective.
+        start_timeout_s: bound of waiting for all ranks to open their ports.
+    """
+
+    rank: int = 0
+    num_ranks: int = 1
+    group_name: str = "local"
+    backend: str = "local"
+    segment_fd: int = -1
+    rendezvous_fd: int = -1
+    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The ports of one rank, used by its step loop. `ring` and `abort` may come from any thread.
+
+    Args:
+        dispatcher: expert dispatch and combine.
+        vote: step agreement, and the doorbell behind `vote.ring` and `vote.wait_for_work`.
+        progress: what the rank is doing, for error messages; the step loop sets `step_kind`.
+        abort: marks the group as lost because of this rank, so that no peer waits for it.
+        close: lets go of the segment. Twice is harmless.
+    """
+
+    dispatcher: Dispatcher
+    vote: VotePort
+    progress: Progress
+    abort: Callable[[], None]
+    close: Callable[[], None]
+
+
+def open_ports(context: RankContext, *, hidden: int, top_k: int, max_tokens: int) -> Ports:
+    """Opens the ports of this rank; a collective of the group.
+
+    Args:
+        context: from `run_group`, or `RankContext()` for a group of one rank.
+        hidden: H, numbers per row.
+        top_k: K, choices per row.
+        max_tokens: most rows a rank ever dispatches in one step; memory is reserved (not
+            touched) for num_ranks * max_tokens * (top_k + 1) rows.
+
+    Raises:
+        GeometryMismatch: another rank opened with other sizes.
+        GroupError: another rank is late or lost.
+        ValueError: unknown backend, or a size below 1.
+    """
+    shape = DispatchShape(hidden=hidden, top_k=top_k, max_tokens=max_tokens)
+    if context.num_ranks == 1:
+        return _open_local(context, shape)
+    if context.backend not in BACKENDS:
+        raise ValueError(
+            f"backend {context.backend!r} is unknown for {context.num_ranks} ranks; "
+            f"known: {', '.join(sorted(BACKENDS))}"
+        )
+    return BACKENDS[context.backend](context, shape)
+
+
+def _open_local(context: RankContext, shape: DispatchShape) -> Ports:
+    del context
+    progress = Progress()
+    return Ports(
+        dispatcher=LocalDispatcher(shape),
+        vote=LocalVote(progress),
+        progress=progress,
+        abort=_nothing,
+        close=_nothing,
+    )
+
+
+def _open_shared_memory(context: RankContext, shape: DispatchShape) -> Ports:
+    segment, progress, barrier = _join(context, shape)
+    dispatcher = SharedMemoryDispatcher(
+        segment, _exchange(context, segment, "experts", progress), context.rank, shape
+    )
+    vote = SharedMemoryVote(
+        segment,
+        _exchange(context, segment, "vote", progress),
+        _doorbell(context, segment, progress),
+        context.rank,
+        progress,
+    )
+    barrier()
+    return _ports(context, segment, dispatcher, vote, progress)
+
+
+def _open_gloo(context: RankContext, shape: DispatchShape) -> Ports:
+    segment, progress, barrier = _join(context, shape)
+    experts, votes = (
+        GlooChannel(
+            context.rendezvous_fd,
+            segment,
+            purpose,
+            rank=context.rank,
+            group=context.group_name,
+            timeout_s=context.collective_timeout_s,
+            start_timeout_s=context.start_timeout_s,
+            progress=progress,
+        )
+        for purpose in ("experts", "vote")
+    )
+    vote = GlooVote(votes, _doorbell(context, segment, progress), progress)
+    barrier()
+    return _ports(context, segment, GlooDispatcher(experts, shape), vote, progress)
+
+
+def _join(
+    context: RankContext, shape: DispatchShape
+) -> tuple[Segment, Progress, Callable[[], None]]:
+    """Maps the header, waits for all ranks and compares sizes; returns the barrier to end with."""
+    segment = Segment(context.segment_fd, context.num_ranks)
+    progress = Progress(step_kind="start")
+    exchange = _exchange(context, segment, "start", progress)
+
+    def barrier() -> None:
+        exchange.publish()
+        exchange.wait("start")
+
+    geometry = segment.geometry()
+    geometry[context.rank] = (shape.hidden, shape.top_k, shape.max_tokens)
+    barrier()
+    for rank, sizes in enumerate(geometry.tolist()):
+        if sizes != geometry[context.rank].tolist():
+            raise GeometryMismatch(
+                f"group {context.group_name}: rank {context.rank} opened its ports with (hidden, "
+                f"top_k, max_tokens) = {tuple(geometry[context.rank].tolist())}, rank {rank} with "
+                f"{tuple(sizes)}: give all ranks the same model and limits"
+            )
+    return segment, progress, barrier
+
+
+def _exchange(context: RankContext, segment: Segment, channel: str, progress: Progress) -> Exchange:
+    return Exchange(
+        segment,
+        channel,
+        rank=context.rank,
+        group=context.group_name,
+        timeout_s=context.collective_timeout_s,
+        start_timeout_s=context.start_timeout_s,
+        progress=progress,
+    )
+
+
+def _doorbell(context: RankContext, segment: Segment, progress: Progress) -> Doorbell:
+    return Doorbell(segment, rank=context.rank, group=context.group_name, progress=progress)
+
+
+def _ports(
+    context: RankContext,
+    segment: Segment,
+    dispatcher: Dispatcher,
+    vote: VotePort,
+    progress: Progress,
+) -> Ports:
+    return Ports(
+        dispatcher=dispatcher,
+        vote=vote,
+        progress=progress,
+        abort=lambda: segment.abort(context.rank),
+        close=segment.close,
+    )
+
+
+def _nothing() -> None:
+    """What a group of one rank has to abort or close."""
+
+
+BACKENDS: dict[str, Callable[[RankContext, DispatchShape], Ports]] = {
+    "gloo": _open_gloo,
+    "shm": _open_shared_memory,
+}

@@ -1,0 +1,326 @@
+"""Rank processes: start them from one warm parent, watch them, stop them together.
+
+The ranks of a group are forked from a fork server that has imported torch and the engine before
+any thread or device exists, so that they share its pages and start in milliseconds. A rank that
+dies takes its group down, fast and by name; a supervisor that dies takes its ranks with it.
+
+Knows no model and no service: a rank runs the entry function it is told by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import connection, forkserver, reduction
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import FrameType
+from typing import Final, Protocol
+
+import torch
+
+from engine.parallel.channels import create_rendezvous
+from engine.parallel.ports import (
+    BACKENDS,
+    DEFAULT_COLLECTIVE_TIMEOUT_S,
+    DEFAULT_START_TIMEOUT_S,
+    Ports,
+    RankContext,
+    open_ports,
+)
+from engine.parallel.shared_memory import MAX_RANKS, Segment, create_segment
+
+__all__ = ["DEFAULT_PRELOAD", "Ports", "RankContext", "open_ports", "run_group"]
+
+logger = logging.getLogger(__name__)
+
+Option = str | int | float | bool | None
+
+DEFAULT_PRELOAD: Final = ("torch", "numpy", "einops", "engine.parallel.worker", "engine.build")
+
+_STOP_GRACE_S: Final = 1.0
+_POLL_S: Final = 0.1
+_FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_group(
+    entry: str,
+    num_ranks: int,
+    options: Mapping[str, Option],
+    *,
+    backend: str = "shm",
+    group_name: str = "group",
+    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
+    drain_timeout_s: float = 60.0,
+    preload: Sequence[str] = DEFAULT_PRELOAD,
+) -> int:
+    """Runs `entry(context, options)` in `num_ranks` processes and returns when all have ended.
+
+    Blocks. Called on the main thread it handles SIGTERM and SIGINT: the first asks every rank to
+    drain (SIGTERM), the second kills them. On another thread signals are left alone.
+
+    Args:
+        entry: "package.module:function", called as function(RankContext, options) in each rank.
+        num_ranks: processes to start.
+        options: plain values handed to every rank.
+        backend: transport between the ranks, "shm" or "gloo".
+        group_name: for logs, process titles and messages.
+        collective_timeout_s: bound of every collective between the ranks.
+        start_timeout_s: bound of waiting for all ranks to open their ports.
+        drain_timeout_s: bound from the first signal to the end of the last rank.
+        preload: modules imported once, before the ranks are forked; those that are missing are
+            left out. Read at the first group of a process only.
+
+    Returns:
+        0 when every rank ended with 0, or ended by the drain signal while draining; 1 when a
+        rank failed, which is logged by name, or draining took too long; 128 + signal number
+        after a second signal.
+
+    Raises:
+        ValueError: a malformed entry, too many ranks, or an unknown backend.
+    """
+    if ":" not in entry:
+        raise ValueError(f"entry {entry!r} is not of the form 'package.module:function'")
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise ValueError(f"num_ranks {num_ranks} is not in 1..{MAX_RANKS}: split the group")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is unknown; known: {', '.join(sorted(BACKENDS))}")
+    context = RankContext(
+        num_ranks=num_ranks,
+        group_name=group_name,
+        backend=backend,
+        collective_timeout_s=collective_timeout_s,
+        start_timeout_s=start_timeout_s,
+    )
+    with contextlib.ExitStack() as stack:
+        segment_fd = create_segment()
+        stack.callback(os.close, segment_fd)
+        rendezvous_fd = create_rendezvous()
+        stack.callback(os.close, rendezvous_fd)
+        segment = Segment(segment_fd, num_ranks)
+        stack.callback(segment.close)
+        server = _start_fork_server(preload)
+        signals = stack.enter_context(_signals())
+        group = _Group(segment, group_name, drain_timeout_s, signals)
+        stack.callback(group.kill)
+        group.start(server, entry, context, dict(options), (segment_fd, rendezvous_fd))
+        return group.watch()
+
+
+@dataclass(slots=True)
+class _Signals:
+    """Signals caught so far, and a socket that becomes readable with each."""
+
+    caught: list[int]
+    wakeup: socket.socket
+
+
+class _Group:
+    """The running ranks of one group, seen from their supervisor."""
+
+    def __init__(
+        self, segment: Segment, name: str, drain_timeout_s: float, signals: _Signals
+    ) -> None:
+        self._segment = segment
+        self._name = name
+        self._drain_timeout_s = drain_timeout_s
+        self._signals = signals
+        self._processes: list[ForkServerProcess] = []
+        self._ended: set[int] = set()
+        self._draining = False
+
+    def start(
+        self,
+        server: ForkServerContext,
+        entry: str,
+        context: RankContext,
+        options: dict[str, Option],
+        descriptors: tuple[int, int],
+    ) -> None:
+        for rank in range(context.num_ranks):
+            process = server.Process(
+                target=_run_rank,
+                args=(
+                    entry,
+                    replace(context, rank=rank),
+                    options,
+                    [_Inherited(descriptor) for descriptor in descriptors],
+                ),
+                name=f"{self._name}-r{rank}",
+            )
+            process.start()
+            self._processes.append(process)
+
+    def watch(self) -> int:
+        """Waits for the ranks, forwards signals, and returns the group's exit code."""
+        waited_s = 0.0
+        while len(self._ended) < len(self._processes):
+            events = self._wait(_POLL_S)
+            if self._draining:
+                waited_s += 0.0 if events else _POLL_S
+            failure = self._reap()
+            if failure is not None:
+                rank, how = failure
+                logger.error("group %s: rank %d %s; stopping the group", self._name, rank, how)
+                self._segment.abort(rank)
+                self._stop_rest()
+                return 1
+            if len(self._signals.caught) > 1:
+                logger.warning("group %s: second signal, killing the ranks", self._name)
+                self.kill()
+                return 128 + self._signals.caught[1]
+            if self._signals.caught and not self._draining:
+                self._draining = True
+                self._signal_rest(signal.SIGTERM)
+            if waited_s >= self._drain_timeout_s:
+                late = sorted(set(range(len(self._processes))) - self._ended)
+                logger.error(
+                    "group %s: ranks %s did not drain within %g s; killing them",
+                    self._name,
+                    late,
+                    self._drain_timeout_s,
+                )
+                self.kill()
+                return 1
+        return 0
+
+    def kill(self) -> None:
+        """Kills what still runs and reaps it. Twice is harmless."""
+        self._signal_rest(signal.SIGKILL)
+        for rank, process in enumerate(self._processes):
+            if rank not in self._ended:
+                process.join()
+                self._ended.add(rank)
+
+    def _wait(self, timeout_s: float) -> bool:
+        sentinels = [
+            process.sentinel
+            for rank, process in enumerate(self._processes)
+            if rank not in self._ended
+        ]
+        ready = connection.wait([*sentinels, self._signals.wakeup], timeout_s)
+        if self._signals.wakeup in ready:
+            self._signals.wakeup.recv(64)
+        return bool(ready)
+
+    def _reap(self) -> tuple[int, str] | None:
+        """Collects ended ranks; returns the first failure, those killed by a signal before all."""
+        failures: list[tuple[int, int]] = []
+        for rank, process in enumerate(self._processes):
+            if rank in self._ended or process.exitcode is None:
+                continue
+            self._ended.add(rank)
+            code = process.exitcode
+            if code == 0 or (self._draining and code == -signal.SIGTERM):
+                self._segment.mark_left(rank)
+            else:
+                failures.append((code, rank))
+        if not failures:
+            return None
+        code, rank = min(failures)
+        return rank, f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+    def _stop_rest(self) -> None:
+        self._signal_rest(signal.SIGTERM)
+        waited_s = 0.0
+        while len(self._ended) < len(self._processes) and waited_s < _STOP_GRACE_S:
+            waited_s += 0.0 if self._wait(_POLL_S) else _POLL_S
+            self._reap()
+        self.kill()
+
+    def _signal_rest(self, number: signal.Signals) -> None:
+        for rank, process in enumerate(self._processes):
+            if rank not in self._ended and process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+
+class _Inherited:
+    """A descriptor that travels to a rank when its process is started; it arrives as a number."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _detach, (reduction.DupFd(self._descriptor),)
+
+
+class _Duplicate(Protocol):
+    def detach(self) -> int: ...
+
+
+def _detach(duplicate: _Duplicate) -> int:
+    return duplicate.detach()
+
+
+def _run_rank(
+    entry: str, context: RankContext, options: dict[str, Option], descriptors: Sequence[int]
+) -> None:
+    """First function of a rank process."""
+    segment_fd, rendezvous_fd = descriptors
+    # An interrupt at the terminal reaches the ranks too; they drain when the supervisor says so.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    threading.Thread(target=_die_with_supervisor, name="supervisor-watch", daemon=True).start()
+    torch.set_num_threads(1)
+    module, _, function = entry.partition(":")
+    run = getattr(importlib.import_module(module), function)
+    run(replace(context, segment_fd=segment_fd, rendezvous_fd=rendezvous_fd), options)
+
+
+def _die_with_supervisor() -> None:
+    """Ends this process when its supervisor is gone, however it went."""
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None:
+        connection.wait([supervisor.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Signals]:
+    """Collects SIGTERM and SIGINT while the group runs; on other threads than main, nothing."""
+    reader, writer = socket.socketpair()
+    caught: list[int] = []
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        if threading.current_thread() is not threading.main_thread():
+            yield _Signals(caught, reader)
+            return
+
+        def catch(number: int, frame: FrameType | None) -> None:
+            del frame
+            caught.append(number)
+
+        handlers = {number: signal.signal(number, catch) for number in _FORWARDED}
+        old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield _Signals(caught, reader)
+        finally:
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _start_fork_server(preload: Sequence[str]) -> ForkServerContext:
+    """Starts the fork server unless this process has one.
+
+    It is started with the forwarded signals blocked, which it passes on to the ranks until they
+    unblock them: a signal to the whole process group must not kill it before its ranks.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(list(preload))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return server
