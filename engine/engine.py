@@ -212,7 +212,7 @@ class LLMEngine:
         if (
             sequence.num_generated >= request.sampling.max_tokens
             or sequence.num_tokens >= self.context_tokens
-        ) and not (request.stop_after_first and request.sampling.max_tokens > 0):
+        ):
             self._pending.append(self._end(sequence, SequenceStatus.FINISHED, "length"))
             return
         self._sequences[request.request_id] = sequence
@@ -224,6 +224,11 @@ class LLMEngine:
             return False
         self._pending.append(self._end(sequence, SequenceStatus.ABORTED, "abort"))
         return True
+
+    def take_events(self) -> list[EngineEvent]:
+        """Returns, once, the events of `add` and `abort` that no step has reported yet."""
+        events, self._pending = self._pending, []
+        return events
 
     def set_paused(self, request_id: str, paused: bool) -> None:
         """Keeps a sequence where it is while its reader lags, or lets it go on."""
@@ -266,7 +271,7 @@ class LLMEngine:
         """
         if self._failure is not None:
             raise EngineFailed("the engine failed before") from self._failure
-        events, self._pending = self._pending, []
+        events = self.take_events()
         try:
             demand = self._scheduler.demand()
             vote = VoteVector(

@@ -113,11 +113,11 @@ class Sequence:
     ) -> FinishReason | None:
         """Says why the generation ends with the token just appended, if it does.
 
-        A stop token counts from `min_tokens` on. It stays in the stream: tokens are numbered, and
+        A stop token counts once `min_tokens` tokens stand before it. It stays in the stream: tokens are numbered, and
         whether its text is shown is decided where text is known.
         """
         sampling = self.request.sampling
-        if self.num_generated >= sampling.min_tokens and (
+        if self.num_generated > sampling.min_tokens and (
             token_id in sampling.stop_token_ids
             or (not sampling.ignore_eos and token_id in eos_token_ids)
         ):
@@ -129,7 +129,7 @@ class Sequence:
     def banned_token_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the tokens that may not be drawn next, because `min_tokens` is not reached."""
         sampling = self.request.sampling
-        if self.num_generated + 1 >= sampling.min_tokens:
+        if self.num_generated >= sampling.min_tokens:
             return ()
         ends = sampling.stop_token_ids
         return ends if sampling.ignore_eos else (*ends, *eos_token_ids)
