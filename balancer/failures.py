@@ -67,9 +67,10 @@ def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -
     After the first token a failure of ours is a stream that can be resumed; before it, and for
     errors that are the request's own, it is what it was.
     """
+    is_ours = remedy_for(error) is not None
     if isinstance(error, StreamBroken):
         error = Bug(f"a member broke the numbering of tokens: {error}")
-    if seq and remedy_for(error) is not None:
+    if seq and is_ours:
         return Unavailable(
             f"the stream broke after token {seq} in attempt {attempts} ({error.message}); repeat "
             f"the call with the same request_id and last_seq={seq}",

@@ -8,7 +8,7 @@ iteration early cancels the call, and with it the work on the other side.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -121,13 +121,13 @@ class Peers(Protocol):
 
     def prefill(
         self, member: Member, call: LegCall, *, bypass_prefix: bool, timeout_s: float
-    ) -> AsyncIterator[PrefillEvent]:
+    ) -> AsyncGenerator[PrefillEvent]:
         """Runs a prefill; closing the iterator cancels it."""
         ...
 
     def decode(
         self, member: Member, call: LegCall, ticket: Ticket, credit_id: str, *, timeout_s: float
-    ) -> AsyncIterator[DecodeEvent]:
+    ) -> AsyncGenerator[DecodeEvent]:
         """Runs a decode; closing the iterator cancels it."""
         ...
 
@@ -157,7 +157,7 @@ class GrpcPeers:
 
     async def prefill(
         self, member: Member, call: LegCall, *, bypass_prefix: bool, timeout_s: float
-    ) -> AsyncIterator[PrefillEvent]:
+    ) -> AsyncGenerator[PrefillEvent]:
         """See `Peers.prefill`."""
         request = prefill_pb2.PrefillRequest(
             request_id=call.request_id,
@@ -179,7 +179,7 @@ class GrpcPeers:
 
     async def decode(
         self, member: Member, call: LegCall, ticket: Ticket, credit_id: str, *, timeout_s: float
-    ) -> AsyncIterator[DecodeEvent]:
+    ) -> AsyncGenerator[DecodeEvent]:
         """See `Peers.decode`."""
         request = decode_pb2.DecodeRequest(
             request_id=call.request_id,

@@ -65,6 +65,11 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
 
+    @property
+    def max_tokens(self) -> int:
+        """Generated tokens at most, over all attempts."""
+        return self.sampling.max_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprobs:

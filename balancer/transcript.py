@@ -52,6 +52,11 @@ class Transcript:
         """Number of the last token; 0 before the first."""
         return len(self._token_ids)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the generation has ended."""
+        return self.finish_reason is not None
+
     def begin(self, attempt: int) -> None:
         """From now on only this attempt's tokens count."""
         self._attempt = attempt

@@ -176,7 +176,7 @@ def _real(
     *,
     open_low: bool = False,
 ) -> list[_Fault]:
-    if not message.HasField(name):  # type: ignore[arg-type]
+    if not message.HasField(name):
         return []
     value: float = getattr(message, name)
     if not math.isfinite(value):
@@ -187,7 +187,7 @@ def _real(
 
 
 def _count(message: common_pb2.SamplingParams, name: str, high: int) -> list[_Fault]:
-    if message.HasField(name) and getattr(message, name) > high:  # type: ignore[arg-type]
+    if message.HasField(name) and getattr(message, name) > high:
         return [(name, f"{getattr(message, name)} is out of range; send at most {high}")]
     return []
 

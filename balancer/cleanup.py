@@ -1,0 +1,70 @@
+"""Giving things back after a request has left: owned, bounded, never in the way.
+
+A request that is cancelled cannot wait for a credit to be returned or a hand-off to be dropped, and
+its cancellation must not cut that short. It leaves such work here. Each piece has a second; what
+fails is counted and logged, and ends by its own deadline on the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Self
+
+from runtime.errors import DisaggError
+from runtime.logging import get_logger
+
+_log = get_logger(__name__)
+
+
+class CleanUps:
+    """A task group for clean-up work; leaving it waits for what still runs.
+
+    Args:
+        limit_s: Seconds each piece may take.
+    """
+
+    def __init__(self, *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._group = asyncio.TaskGroup()
+        self._running = 0
+        self.failed: Counter[str] = Counter()
+
+    @property
+    def running(self) -> int:
+        """Pieces that run now."""
+        return self._running
+
+    async def __aenter__(self) -> Self:
+        """Opens the group."""
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Waits for all pieces; each is bounded."""
+        await self._group.__aexit__(kind, error, traceback)
+
+    def spawn(self, name: str, work: Coroutine[object, object, object]) -> None:
+        """Runs `work` on its own; `name` labels its failure."""
+        self._running += 1
+        self._group.create_task(self._run(name, work), name=f"clean-up: {name}")
+
+    async def _run(self, name: str, work: Coroutine[object, object, object]) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await work
+        except (DisaggError, TimeoutError, OSError) as error:
+            self.failed[name] += 1
+            _log.warning("clean_up.failed", what=name, error=str(error) or type(error).__name__)
+        except Exception:  # a bug here must not take the balancer down with its group
+            self.failed[name] += 1
+            _log.error("clean_up.broken", what=name, exc_info=True)
+        finally:
+            self._running -= 1

@@ -1,0 +1,99 @@
+"""State of one request on its way, and the bounds it travels under.
+
+Used by the pipeline and the placer, which alone change it, on one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from balancer.membership import Member
+from balancer.peers import LegCall
+from balancer.request import Delta, Request, Timing
+from balancer.retry import Leg, RequestRetries
+from balancer.transcript import Transcript
+
+Emit = Callable[[Delta], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one request.
+
+    Attributes:
+        first_token_s: From arrival to the first token.
+        progress_gap_s: Between two signs of life of a leg.
+        reserve_s: For the answer to a reservation.
+        slot_wait_s: Waiting while every decode member is full.
+        recovery_wait_s: Waiting, before a repeated attempt, for members to come back.
+        prefill_retries: Repetitions after a prefill failed.
+        decode_retries: Repetitions after a reservation or a decode failed.
+        suspect_s: How long a member that vanished gets no new work.
+        backoff_first_s: Pause before the second attempt.
+        backoff_max_s: Longest pause before an attempt.
+    """
+
+    first_token_s: float = 300.0
+    progress_gap_s: float = 120.0
+    reserve_s: float = 5.0
+    slot_wait_s: float = 60.0
+    recovery_wait_s: float = 10.0
+    prefill_retries: int = 1
+    decode_retries: int = 2
+    suspect_s: float = 2.0
+    backoff_first_s: float = 0.05
+    backoff_max_s: float = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class Journey:
+    """State of one request.
+
+    Attributes:
+        leg: Part of the attempt that is on.
+        member_id: The member that works on it.
+        bypass_prefix: Stored prefixes are not to be trusted for this request.
+        avoid: Members this request should not meet again.
+    """
+
+    request: Request
+    transcript: Transcript
+    emit: Emit
+    retries: RequestRetries
+    attempt: int = 1
+    leg: Leg = Leg.RESERVE
+    member_id: str = ""
+    bypass_prefix: bool = False
+    avoid: set[str] = field(default_factory=set)
+    cached_tokens: int = 0
+    timing: Timing = field(default_factory=Timing)
+
+    def call(self) -> LegCall:
+        """What the legs of this attempt are told: the prompt, and what exists of the answer."""
+        return LegCall(
+            request_id=self.request.request_id,
+            attempt=self.attempt,
+            token_ids=self.request.token_ids + self.transcript.token_ids,
+            num_generated=self.transcript.seq,
+            sampling=self.request.sampling,
+            cache_salt=self.request.cache_salt,
+        )
+
+    @property
+    def work_id(self) -> str:
+        """Name of this attempt's weight on members."""
+        return f"{self.request.request_id}#{self.attempt}"
+
+    def enter(self, leg: Leg, member: Member) -> None:
+        """From now on this member works on this leg."""
+        self.leg, self.member_id = leg, member.member_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A prefill and a decode member, and the slot taken on the latter."""
+
+    prefill: Member
+    decode: Member
+    credit_id: str

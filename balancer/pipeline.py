@@ -1,0 +1,352 @@
+"""One request from admission to last token: the whole journey, and the only place of retries.
+
+`Pipeline.run` is the story: a place to run, then attempts until the answer is complete. An attempt
+is a pair of members with a slot on decode, prefill up to the committed ticket, decode up to the
+last token. Whatever fails leaves its attempt by an exception; `_give_up_or_go_on` decides, once,
+whether another attempt follows. The next one sends the prompt and all tokens so far, so it goes on
+where the last one broke, and the transcript drops what was said before.
+
+Everything held (place, weight on members, slot, calls, hand-off) is held by a context manager of
+this module, so an end, an error, a cancellation and a deadline all give it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Protocol, TypeVar
+
+from balancer.cleanup import CleanUps
+from balancer.failures import final_error, remedy_for
+from balancer.gate import Gate
+from balancer.journey import Emit, Journey, Limits, Pair
+from balancer.membership import Member, Membership
+from balancer.peers import Committed, FirstToken, LegCall, Peers, PrefixHit, Resumed, Ticket, Tokens
+from balancer.placement import Placer
+from balancer.request import Final, FinishReason, Request, Usage
+from balancer.retry import Leg, RequestRetries, RetryBudget, backoff_s
+from balancer.running import RequestCancelled, RunningRequests
+from balancer.text import IncrementalText
+from balancer.transcript import StreamBroken, Transcript
+from runtime.channel import hop_timeout_s
+from runtime.clock import Clock
+from runtime.errors import DisaggError, Reason, TooLate, Unavailable
+from runtime.logging import get_logger
+
+_log = get_logger(__name__)
+
+Event = TypeVar("Event")
+
+
+class Handoffs(Protocol):
+    """What the balancer may do to a hand-off in the store: drop it. Called from clean-ups."""
+
+    async def abort(self, handoff_id: str) -> None:
+        """Drops a hand-off that no decode took over; idempotent."""
+        ...
+
+
+class Pipeline:
+    """The request's thread of control; belongs to one event loop.
+
+    Args:
+        running: One place per request id.
+        gate: Admission.
+        placer: Finds pairs of members.
+        members: Told about members that vanished.
+        peers: Calls to the members.
+        handoffs: The store's hand-offs, to drop abandoned ones.
+        cleanups: Runs what a leaving request cannot wait for.
+        budget: Retries per minute.
+        make_text: A fresh incremental decoder.
+        counts: Counts of everything that happens, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        running: RunningRequests,
+        gate: Gate,
+        placer: Placer,
+        members: Membership,
+        peers: Peers,
+        handoffs: Handoffs,
+        cleanups: CleanUps,
+        budget: RetryBudget,
+        make_text: Callable[[], IncrementalText],
+        clock: Clock,
+        limits: Limits,
+        counts: Counter[str],
+    ) -> None:
+        self._running = running
+        self._gate = gate
+        self._placer = placer
+        self._members = members
+        self._peers = peers
+        self._handoffs = handoffs
+        self._cleanups = cleanups
+        self._budget = budget
+        self._make_text = make_text
+        self._clock = clock
+        self._limits = limits
+        self._counts = counts
+
+    async def run(self, request: Request, emit: Emit) -> Final:
+        """Generates; hands every piece to `emit`, and returns what ends the stream.
+
+        Raises:
+            DisaggError: The request failed for good; nothing it held is left behind.
+        """
+        self._counts["requests"] += 1
+        journey = self._set_out(request, emit)
+        transcript = journey.transcript
+        try:
+            async with (
+                self._running.scope(request),
+                self._gate.slot(request.request_id, priority=request.priority),
+            ):
+                while not (transcript.is_finished or transcript.seq >= request.max_tokens):
+                    try:
+                        await self._attempt(journey)
+                    except (DisaggError, StreamBroken) as error:
+                        await self._give_up_or_go_on(journey, error)
+        except RequestCancelled:
+            transcript.finish_reason = FinishReason.ABORT
+        except DisaggError as error:
+            self._counts[f"failed.{error.reason}"] += 1
+            raise
+        finally:
+            self._counts["tokens"] += transcript.seq
+            self._counts["tokens_dropped"] += transcript.num_dropped
+            self._placer.look_again()
+        return self._arrive(journey)
+
+    async def _attempt(self, journey: Journey) -> None:
+        """One attempt: a pair with a slot, a prefill, and unless that ended it, a decode."""
+        async with self._placer.reserved(journey) as pair:
+            ticket = await self._prefill(journey, pair)
+            self._placer.take_weight_off(journey, pair.prefill)
+            if ticket is not None:
+                with self._dropped_unless_finished(journey, ticket):
+                    await self._decode(journey, pair, ticket)
+
+    async def _prefill(self, journey: Journey, pair: Pair) -> Ticket | None:
+        """Prompt to ticket; the first token is handed out on the way. None: nothing to decode."""
+        journey.enter(Leg.PREFILL, pair.prefill)
+        call, timing, transcript = journey.call(), journey.timing, journey.transcript
+        timing.prefill_member = pair.prefill.member_id
+        stream = self._peers.prefill(
+            pair.prefill,
+            call,
+            bypass_prefix=journey.bypass_prefix,
+            timeout_s=self._remaining_s(journey),
+        )
+        async with aclosing(self._watched(journey, stream)) as events:
+            async for event in events:
+                match event:
+                    case PrefixHit():
+                        timing.prefix_load_us = event.load_us
+                        timing.prefix_bytes += event.num_bytes
+                        if journey.attempt == 1:
+                            journey.cached_tokens = event.cached_tokens
+                    case FirstToken():
+                        timing.prefill_queue_us = event.queue_us
+                        timing.prefill_us = event.compute_us
+                        await self._relay(journey, _as_tokens(event, call))
+                        if transcript.is_finished and event.finish_reason is None:
+                            return None  # a stop text: the hand-off is not wanted any more
+                    case Committed():
+                        timing.commit_us = event.commit_us
+                        timing.published_bytes += event.published_bytes
+                        if event.ticket is not None or transcript.is_finished:
+                            return event.ticket
+                    case _:
+                        pass
+        if transcript.is_finished:
+            return None
+        raise _cut_short(pair.prefill, "a ticket")
+
+    async def _decode(self, journey: Journey, pair: Pair, ticket: Ticket) -> None:
+        """Ticket to last token."""
+        journey.enter(Leg.DECODE, pair.decode)
+        timing = journey.timing
+        timing.decode_member = pair.decode.member_id
+        resumed_at = self._clock.now()
+        stream = self._peers.decode(
+            pair.decode,
+            journey.call(),
+            ticket,
+            pair.credit_id,
+            timeout_s=self._remaining_s(journey),
+        )
+        async with aclosing(self._watched(journey, stream)) as events:
+            async for event in events:
+                match event:
+                    case Resumed():
+                        resumed_at = self._clock.now()
+                        timing.fetch_us = event.fetch_us
+                        timing.fetched_bytes += event.fetched_bytes
+                    case Tokens():
+                        await self._relay(journey, event)
+                        if journey.transcript.is_finished:
+                            timing.decode_us = _micros(self._clock.now() - resumed_at)
+                            return
+                    case _:
+                        pass
+        raise _cut_short(pair.decode, "a finish reason")
+
+    async def _relay(self, journey: Journey, tokens: Tokens) -> None:
+        """Takes tokens in and hands out what is new."""
+        delta = journey.transcript.take(
+            tokens.attempt, tokens.seq, tokens.token_ids, tokens.logprobs, tokens.finish_reason
+        )
+        if not journey.timing.first_token_us and journey.transcript.seq:
+            journey.timing.first_token_us = self._age_us(journey)
+        if delta is not None:
+            await journey.emit(delta)
+
+    async def _give_up_or_go_on(self, journey: Journey, error: DisaggError | StreamBroken) -> None:
+        """Prepares the next attempt, or raises what the caller gets."""
+        if journey.transcript.is_finished:
+            return  # the answer is complete; what failed after it is not the caller's concern
+        now, limits = self._clock.now(), self._limits
+        remedy = remedy_for(error)
+        if remedy is not None and remedy.suspects_member:
+            self._members.suspect(journey.member_id, str(error), now, limits.suspect_s)
+        if (
+            remedy is None
+            or not journey.retries.try_spend(journey.leg)
+            or not self._budget.try_spend(remedy.cause, now)
+        ):
+            raise final_error(
+                error, seq=journey.transcript.seq, attempts=journey.attempt
+            ) from error
+        self._counts[f"retries.{remedy.cause}"] += 1
+        _log.warning(
+            "request.retry",
+            request_id=journey.request.request_id,
+            attempt=journey.attempt,
+            leg=journey.leg.value,
+            member=journey.member_id,
+            cause=remedy.cause,
+            error=str(error),
+        )
+        if remedy.avoids_member:
+            journey.avoid.add(journey.member_id)
+        journey.bypass_prefix = journey.bypass_prefix or remedy.bypasses_prefix
+        journey.attempt += 1
+        journey.transcript.begin(journey.attempt)
+        await asyncio.sleep(
+            backoff_s(
+                journey.request.request_id,
+                journey.attempt,
+                first_s=limits.backoff_first_s,
+                max_s=limits.backoff_max_s,
+            )
+        )
+
+    @contextmanager
+    def _dropped_unless_finished(self, journey: Journey, ticket: Ticket) -> Iterator[None]:
+        """Drops the hand-off from the store if its decode does not come to a good end."""
+        try:
+            yield
+        finally:
+            if not journey.transcript.is_finished:
+                self._cleanups.spawn("drop_handoff", self._handoffs.abort(ticket.handoff_id))
+
+    async def _watched(
+        self, journey: Journey, stream: AsyncGenerator[Event]
+    ) -> AsyncGenerator[Event]:
+        """Yields the events of a leg; a leg that shows no sign of life is given up."""
+        async with aclosing(stream):
+            while True:
+                limit_s, is_first_token = self._silence_limit_s(journey)
+                try:
+                    async with asyncio.timeout(limit_s):
+                        event = await anext(stream)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError as error:
+                    if is_first_token:
+                        raise TooLate(
+                            f"no first token within {self._limits.first_token_s:g} s",
+                            reason=Reason.FIRST_TOKEN_LATE,
+                        ) from error
+                    raise Unavailable(
+                        f"{journey.leg.value} member {journey.member_id} gave no sign of life for "
+                        f"{limit_s:.1f} s",
+                        reason=Reason.PEER_GONE,
+                    ) from error
+                yield event
+
+    def _silence_limit_s(self, journey: Journey) -> tuple[float, bool]:
+        """How long the leg may be silent, and whether that is the budget of the first token.
+
+        A prefill may wait long for its turn, so that before the first token only the budget of the
+        first token counts.
+        """
+        if journey.transcript.seq:
+            return self._limits.progress_gap_s, False
+        due = journey.request.arrived_at + self._limits.first_token_s
+        return max(0.0, due - self._clock.now()), True
+
+    def _set_out(self, request: Request, emit: Emit) -> Journey:
+        transcript = Transcript(
+            last_seq=request.last_seq,
+            text=self._make_text(),
+            stop=request.sampling.stop,
+            min_tokens=request.sampling.min_tokens,
+        )
+        transcript.begin(1)
+        retries = RequestRetries(
+            prefill=self._limits.prefill_retries, decode=self._limits.decode_retries
+        )
+        return Journey(request=request, transcript=transcript, emit=emit, retries=retries)
+
+    def _arrive(self, journey: Journey) -> Final:
+        transcript = journey.transcript
+        reason = transcript.finish_reason or FinishReason.LENGTH
+        self._counts[f"finished.{reason.value}"] += 1
+        journey.timing.total_us = self._age_us(journey)
+        return Final(
+            attempt=journey.attempt,
+            seq=transcript.seq,
+            text=transcript.finish(),
+            finish_reason=reason,
+            usage=Usage(
+                prompt_tokens=len(journey.request.token_ids),
+                completion_tokens=transcript.seq,
+                cached_tokens=journey.cached_tokens,
+            ),
+            timing=journey.timing,
+        )
+
+    def _age_us(self, journey: Journey) -> int:
+        return _micros(self._clock.now() - journey.request.arrived_at)
+
+    def _remaining_s(self, journey: Journey) -> float:
+        return hop_timeout_s(journey.request.deadline - self._clock.now(), math.inf)
+
+
+def _as_tokens(first: FirstToken, call: LegCall) -> Tokens:
+    return Tokens(
+        attempt=call.attempt,
+        seq=call.num_generated + 1,
+        token_ids=(first.token_id,),
+        logprobs=first.logprobs,
+        finish_reason=first.finish_reason,
+    )
+
+
+def _cut_short(member: Member, missing: str) -> Unavailable:
+    return Unavailable(
+        f"{member.role.value} member {member.member_id} ended its stream without {missing}",
+        reason=Reason.STREAM_INTERRUPTED,
+    )
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
