@@ -116,10 +116,20 @@ class RequestHandle:
             self._arrived.clear()
             await self._arrived.wait()
         event = self._events.popleft()
+        self._resume()
+        return event
+
+    def take_ready(self) -> list[EngineEvent]:
+        """Returns the events that are there already, in order, without waiting."""
+        events = list(self._events)
+        self._events.clear()
+        self._resume()
+        return events
+
+    def _resume(self) -> None:
         if self._is_paused and len(self._events) <= self._low:
             self._is_paused = False
             self._owner._pause(self, False)
-        return event
 
     def _deliver(self, event: EngineEvent) -> None:
         if self._is_final:
