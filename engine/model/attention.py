@@ -1,0 +1,185 @@
+"""Attention of one layer: query path, window, compressed entries, sink, grouped output.
+
+One KV head: a KV row is key and value of all query heads. Its rotated channels carry the rotation
+into the output, which is turned back by the query's position before the output projection.
+"""
+
+import torch
+
+from disagg_kernels import Kernels
+from disagg_kernels.attention import SINK_COLUMNS
+from engine.handoff import KvLayout, LayerSlice
+from engine.input_batch import StepInputs
+from engine.kv_pool import KvPool
+from engine.model.compressor import Compressor
+from engine.model.config import LayerConfig, LayerKind, ModelConfig
+from engine.model.indexer import Indexer, all_visible
+from engine.model.layers import Selection, StepCarry
+from engine.model.quant import KvQuantiser
+from engine.model.weights import Weights
+
+
+class Attention:
+    """One layer's attention; see the module docstring.
+
+    All projections of the layer's input (query latent, KV row, compressor rows, index weights) are
+    one product.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: ModelConfig,
+        layer: LayerConfig,
+        layout: KvLayout,
+        ops: Kernels,
+        *,
+        quantisers: bool,
+    ) -> None:
+        d, heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
+        self._ops = ops
+        self._config = config
+        self._layer = layer
+        self._quantise = KvQuantiser(config, ops, enabled=quantisers)
+        self._part: LayerSlice | None = next(
+            (part for part in layout.slices if part.layer == layer.kv_source), None
+        )
+        self._q_norm = weights.tensor(f"{prefix}.q_norm.weight", (config.q_lora_rank,))
+        self._kv_norm = weights.tensor(f"{prefix}.kv_norm.weight", (width,))
+        self._wq_b = weights.linear(f"{prefix}.wq_b", heads * width, config.q_lora_rank)
+        self._sink = weights.tensor(f"{prefix}.attn_sink", (heads,))
+        self._load_output(weights, prefix)
+        projections = [
+            weights.linear(f"{prefix}.wq_a", config.q_lora_rank, d),
+            weights.linear(f"{prefix}.wkv", width, d),
+        ]
+        self._compressor: Compressor | None = None
+        self._indexer: Indexer | None = None
+        if layer.owns_kv:
+            self._compressor = Compressor(
+                weights,
+                f"{prefix}.compressor",
+                config,
+                ops,
+                self._quantise,
+                width=width,
+                ratio=layer.ratio,
+                overlap=layer.kind is LayerKind.CSA,
+            )
+            projections.append(self._compressor.projection)
+        if layer.owns_index:
+            self._indexer = Indexer(
+                weights, f"{prefix}.indexer", config, layer, ops, quantisers=quantisers
+            )
+            projections.append(self._indexer.projection)
+        self._splits = [projection.shape[1] for projection in projections]
+        self._w_in = torch.cat(projections, 1).contiguous()
+
+    def _load_output(self, weights: Weights, prefix: str) -> None:
+        config = self._config
+        groups, rank = config.o_groups, config.o_lora_rank
+        inner = config.num_attention_heads * config.head_dim // groups
+        wo_a = weights.tensor(f"{prefix}.wo_a.weight", (groups * rank, inner))
+        self._wo_a = wo_a.view(groups, rank, inner).mT.contiguous()
+        self._wo_b = weights.linear(f"{prefix}.wo_b", config.hidden_size, groups * rank)
+
+    def __call__(
+        self, x: torch.Tensor, inputs: StepInputs, pool: KvPool, carry: StepCarry
+    ) -> torch.Tensor:
+        """Returns the sublayer's output and takes the step's KV into the pool.
+
+        Args:
+            x: [rows, d] normed input.
+            inputs: The step's tensors.
+            pool: KV memory.
+            carry: What earlier layers of this pass handed on.
+
+        Returns:
+            [rows, d].
+        """
+        ops, config = self._ops, self._config
+        rows = x.shape[0]
+        rotation = inputs.rotation_long if self._layer.ratio else inputs.rotation_window
+        projected = ops.linear(x, self._w_in).split(self._splits, 1)
+        qr = ops.rms_norm(projected[0], self._q_norm, config.rms_norm_eps)
+        query = ops.linear(qr, self._wq_b).view(rows, -1, config.head_dim)
+        query = ops.rms_norm(query, None, config.rms_norm_eps)
+        ops.apply_rope(query, rotation)
+        kv = ops.rms_norm(projected[1], self._kv_norm, config.rms_norm_eps)
+        ops.apply_rope(kv.unsqueeze(1), rotation)
+        kv = self._quantise(kv)
+        window_at = self._layer.index * pool.window
+        if inputs.direct:
+            self._keep_window(kv, inputs, pool, window_at)
+        else:
+            pool.rows[pool.scratch_at : pool.scratch_at + rows] = kv
+        selection = self._select(qr, projected, inputs, pool, carry)
+        key_rows, mask = self._key_rows(inputs, pool, window_at, selection)
+        out = ops.sparse_attention(
+            query, pool.rows, key_rows, mask, self._sink, config.head_dim**-0.5
+        )
+        if not inputs.direct:
+            self._keep_window(kv, inputs, pool, window_at)
+        ops.apply_rope(out, rotation.conj())
+        grouped = ops.group_linear(out.reshape(rows, config.o_groups, -1), self._wo_a)
+        result: torch.Tensor = ops.linear(grouped.reshape(rows, -1), self._wo_b)
+        return result
+
+    def _keep_window(
+        self, kv: torch.Tensor, inputs: StepInputs, pool: KvPool, window_at: int
+    ) -> None:
+        kept = kv.index_select(0, inputs.window_source)
+        pool.rows.index_copy_(0, inputs.window_target + window_at, kept)
+
+    def _select(
+        self,
+        qr: torch.Tensor,
+        projected: tuple[torch.Tensor, ...],
+        inputs: StepInputs,
+        pool: KvPool,
+        carry: StepCarry,
+    ) -> Selection | None:
+        part = self._part
+        if part is None:
+            return None
+        shared = inputs.ratios[part.ratio]
+        first_entry = pool.pages_at + part.entry_row
+        if self._compressor is not None:
+            self._compressor.step(
+                projected[2],
+                pool.rings[part.layer],
+                inputs,
+                shared,
+                pool.rows,
+                shared.entry_pages * pool.layout.entry_rows + shared.entry_places + first_entry,
+            )
+        if self._layer.kind is LayerKind.HCA:
+            return all_visible(inputs, shared) if shared.max_visible else None
+        source = self._layer.index_source
+        assert source is not None
+        if self._indexer is not None:
+            carry.selections[source] = self._indexer.select(
+                qr, projected[3], inputs, shared, pool, part
+            )
+        return carry.selections[source]
+
+    def _key_rows(
+        self, inputs: StepInputs, pool: KvPool, window_at: int, selection: Selection | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row list of this layer: the sink's zero rows, the window, the selected entries."""
+        window_columns = inputs.window_rows.shape[1]
+        begin = SINK_COLUMNS + window_columns
+        columns = begin + (0 if selection is None else selection.mask.shape[1])
+        rows = torch.zeros(inputs.num_rows, columns, dtype=torch.int64)
+        window = inputs.window_rows + window_at
+        if inputs.window_is_new is not None and inputs.window_new_rows is not None:
+            window = torch.where(inputs.window_is_new, inputs.window_new_rows, window)
+        rows[:, SINK_COLUMNS:begin] = window
+        if selection is None:
+            return rows, inputs.window_mask
+        assert self._part is not None
+        first_entry = pool.pages_at + self._part.entry_row
+        entries = selection.pages * pool.layout.entry_rows + (selection.places + first_entry)
+        rows[:, begin:] = entries
+        return rows, torch.cat([inputs.window_mask, selection.mask], 1)

@@ -1,0 +1,134 @@
+"""The whole model, read top to bottom: embed, layers, collapse, norm, head."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from disagg_kernels import Kernels
+from engine.handoff import KvLayout
+from engine.input_batch import StepInputs
+from engine.kv_pool import KvPool
+from engine.model.attention import Attention
+from engine.model.config import LayerConfig, ModelConfig
+from engine.model.experts import ExpertPlacement
+from engine.model.hyper_connections import HeadCollapse, HyperConnection
+from engine.model.layers import StepCarry
+from engine.model.moe import MixtureOfExperts
+from engine.model.weights import Weights, load_weights
+from engine.parallel.dispatch import Dispatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParts:
+    """What every layer is built from."""
+
+    weights: Weights
+    config: ModelConfig
+    layout: KvLayout
+    placement: ExpertPlacement
+    dispatcher: Dispatcher
+    ops: Kernels
+    quantisers: bool
+
+
+class DecoderLayer:
+    """Attention and experts, each inside its hyper-connection."""
+
+    def __init__(self, parts: ModelParts, layer: LayerConfig) -> None:
+        weights, config, ops = parts.weights, parts.config, parts.ops
+        prefix = f"layers.{layer.index}"
+        self._ops = ops
+        self._eps = config.rms_norm_eps
+        self._attn_norm = weights.tensor(f"{prefix}.attn_norm.weight", (config.hidden_size,))
+        self._ffn_norm = weights.tensor(f"{prefix}.ffn_norm.weight", (config.hidden_size,))
+        self._attn_site = HyperConnection(weights, f"{prefix}.hc_attn", config, ops)
+        self._ffn_site = HyperConnection(weights, f"{prefix}.hc_ffn", config, ops)
+        self._attention = Attention(
+            weights,
+            f"{prefix}.attn",
+            config,
+            layer,
+            parts.layout,
+            ops,
+            quantisers=parts.quantisers,
+        )
+        self._experts = MixtureOfExperts(
+            weights, f"{prefix}.ffn", config, layer, parts.placement, parts.dispatcher, ops
+        )
+
+    def __call__(
+        self, streams: torch.Tensor, inputs: StepInputs, pool: KvPool, carry: StepCarry
+    ) -> torch.Tensor:
+        """[rows, n, d] to [rows, n, d]."""
+        x, coefficients = self._attn_site.collapse(streams)
+        x = self._ops.rms_norm(x, self._attn_norm, self._eps)
+        y = self._attention(x, inputs, pool, carry)
+        streams = self._attn_site.expand(y, streams, coefficients)
+        x, coefficients = self._ffn_site.collapse(streams)
+        x = self._ops.rms_norm(x, self._ffn_norm, self._eps)
+        y = self._experts(x, inputs)
+        return self._ffn_site.expand(y, streams, coefficients)
+
+
+class Decoder:
+    """A DeepSeek-V4 model of one rank: everything but the experts of other ranks."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        weights, config, ops = parts.weights, parts.config, parts.ops
+        self.config = config
+        self._ops = ops
+        vocab, d = config.vocab_size, config.hidden_size
+        self._embedding = weights.tensor("embed.weight", (vocab, d))
+        self._layers = [DecoderLayer(parts, layer) for layer in config.layers]
+        self._collapse = HeadCollapse(weights, config, ops)
+        self._norm = weights.tensor("norm.weight", (d,))
+        self._head = weights.linear("head", vocab, d)
+        weights.check_all_used(all_experts=parts.dispatcher.num_ranks == 1)
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        config: ModelConfig,
+        layout: KvLayout,
+        dispatcher: Dispatcher,
+        ops: Kernels,
+    ) -> "Decoder":
+        """Loads a rank's part of a checkpoint directory.
+
+        Raises:
+            CheckpointError: files or tensors that are missing, truncated or of another shape.
+        """
+        placement = ExpertPlacement(
+            num_logical=config.n_routed_experts, num_ranks=dispatcher.num_ranks
+        )
+        return cls(
+            ModelParts(
+                weights=load_weights(directory, config),
+                config=config,
+                layout=layout,
+                placement=placement,
+                dispatcher=dispatcher,
+                ops=ops,
+                quantisers=layout.quantisers,
+            )
+        )
+
+    def __call__(self, inputs: StepInputs, pool: KvPool) -> torch.Tensor:
+        """Runs one step and takes its KV into the pool.
+
+        Returns:
+            [num_samples, vocab] float32 logits of the rows that are sampled.
+        """
+        embedded = self._embedding.index_select(0, inputs.token_ids)
+        streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
+        carry = StepCarry()
+        for layer in self._layers:
+            streams = layer(streams, inputs, pool, carry)
+        if inputs.num_samples == 0:
+            return embedded.new_empty(0, self.config.vocab_size)
+        hidden = self._collapse(streams.index_select(0, inputs.sample_rows))
+        hidden = self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        logits: torch.Tensor = self._ops.linear(hidden, self._head)
+        return logits[: inputs.num_samples]

@@ -1,0 +1,122 @@
+"""The lightning indexer: which compressed entries a row attends to (model notes, section 6.2).
+
+While every row sees no more entries than the indexer may keep, all visible ones are selected and
+nothing is scored; index keys are still produced, since later rows will need them.
+"""
+
+import torch
+
+from disagg_kernels import Kernels
+from disagg_kernels.attention import SINK_COLUMNS
+from engine.handoff import LayerSlice
+from engine.input_batch import NEG_INF, RatioInputs, StepInputs, round_up
+from engine.kv_pool import KvPool
+from engine.model.compressor import Compressor
+from engine.model.config import LayerConfig, ModelConfig
+from engine.model.layers import Selection
+from engine.model.quant import IndexQuantiser
+from engine.model.weights import Weights
+
+
+class Indexer:
+    """Index keys and selection of one CSA layer.
+
+    Attributes:
+        projection: [d, columns] part of the layer's input projection: raw rows of the index
+            compressor, then one weight per index head.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: ModelConfig,
+        layer: LayerConfig,
+        ops: Kernels,
+        *,
+        quantisers: bool,
+    ) -> None:
+        heads, width = config.index_n_heads, config.index_head_dim
+        self._ops = ops
+        self._heads = heads
+        self._width = width
+        self._topk = config.index_topk
+        self._quantise = IndexQuantiser(config, ops, enabled=quantisers)
+        self._wq_b = weights.linear(f"{prefix}.wq_b", heads * width, config.q_lora_rank)
+        self.compressor = Compressor(
+            weights,
+            f"{prefix}.compressor",
+            config,
+            ops,
+            self._quantise,
+            width=width,
+            ratio=layer.ratio,
+            overlap=True,
+        )
+        weight = weights.linear(f"{prefix}.weights_proj", heads, config.hidden_size)
+        # Both scales are powers of the sizes and belong to the weights, not to the scores.
+        self.projection = torch.cat(
+            [self.compressor.projection, weight * (width**-0.5 * heads**-0.5)], 1
+        )
+
+    def select(
+        self,
+        qr: torch.Tensor,
+        projected: torch.Tensor,
+        inputs: StepInputs,
+        shared: RatioInputs,
+        pool: KvPool,
+        part: LayerSlice,
+    ) -> Selection:
+        """Takes the step's index rows in and returns each row's entries.
+
+        Args:
+            qr: [rows, q_lora_rank] normed query latent.
+            projected: [rows, columns] this module's part of the input projection.
+            inputs, shared: The step's tensors.
+            pool: KV memory.
+            part: Where this layer's index keys lie in a page.
+        """
+        raw = projected[:, : self.compressor.columns]
+        first_key = pool.index_pages_at + (part.index_row or 0)
+        self.compressor.step(
+            raw,
+            pool.index_rings[part.layer],
+            inputs,
+            shared,
+            pool.index_rows,
+            shared.entry_pages * pool.layout.index_rows + shared.entry_places + first_key,
+        )
+        if shared.max_visible <= self._topk:
+            return all_visible(inputs, shared)
+        query = self._ops.linear(qr, self._wq_b).view(-1, self._heads, self._width)
+        self._ops.apply_rope(query, inputs.rotation_long)
+        key_rows = shared.table_pages * pool.layout.index_rows + shared.table_places + first_key
+        scores = self._ops.index_logits(
+            self._quantise(query),
+            projected[:, self.compressor.columns :],
+            self._ops.gather_rows(pool.index_rows, key_rows),
+            inputs.spans,
+            shared.visible,
+        )
+        picks = self._ops.select_topk(scores, self._topk)
+        missing = round_up(self._topk, SINK_COLUMNS) - self._topk
+        picks = torch.nn.functional.pad(picks, (0, missing), value=-1)
+        mask = torch.zeros(picks.shape).masked_fill_(picks < 0, NEG_INF)
+        entry = picks.clamp(min=0)
+        return Selection(
+            pages=shared.table_pages[inputs.sequence_of_row[:, None], entry],
+            places=shared.table_places[entry],
+            mask=mask,
+        )
+
+
+def all_visible(inputs: StepInputs, shared: RatioInputs) -> Selection:
+    """Returns all entries each row sees, in order."""
+    columns = round_up(shared.max_visible, SINK_COLUMNS)
+    hidden = torch.arange(columns) >= shared.visible[:, None]
+    return Selection(
+        pages=shared.table_pages[:, :columns].index_select(0, inputs.sequence_of_row),
+        places=shared.table_places[:columns],
+        mask=torch.zeros(hidden.shape).masked_fill_(hidden, NEG_INF),
+    )

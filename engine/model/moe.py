@@ -1,0 +1,97 @@
+"""Router, routed experts and the shared expert of one layer (model notes, section 8)."""
+
+import torch
+
+from disagg_kernels import Kernels
+from engine.input_batch import StepInputs
+from engine.model.config import LayerConfig, ModelConfig
+from engine.model.experts import ExpertPlacement
+from engine.model.weights import Weights
+from engine.parallel.dispatch import Dispatcher
+
+# Products with fewer rows round differently on some CPU libraries; see `disagg_kernels.testing`.
+MIN_EXPERT_ROWS = 4
+
+
+class MixtureOfExperts:
+    """One layer's feed-forward part; routed rows travel to the rank that holds their expert."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: ModelConfig,
+        layer: LayerConfig,
+        placement: ExpertPlacement,
+        dispatcher: Dispatcher,
+        ops: Kernels,
+    ) -> None:
+        d, width = config.hidden_size, config.moe_intermediate_size
+        self._ops = ops
+        self._config = config
+        self._placement = placement
+        self._dispatcher = dispatcher
+        self._forced: torch.Tensor | None = None
+        self._bias: torch.Tensor | None = None
+        gate = weights.linear(f"{prefix}.gate", config.n_routed_experts, d)
+        if layer.hash_routed:
+            shape = (config.vocab_size, config.num_experts_per_tok)
+            self._forced = weights.integers(f"{prefix}.gate.tid2eid", shape)
+        else:
+            self._bias = weights.tensor(f"{prefix}.gate.bias", (config.n_routed_experts,))
+        self._gate = gate
+        self._gate_up, self._down = weights.experts(
+            f"{prefix}.experts", placement.local_experts(dispatcher.rank)
+        )
+        shared = config.n_shared_experts * width
+        self._shared_gate_up = torch.cat(
+            [
+                weights.linear(f"{prefix}.shared_experts.w1", shared, d),
+                weights.linear(f"{prefix}.shared_experts.w3", shared, d),
+            ],
+            1,
+        ).contiguous()
+        self._shared_down = weights.linear(f"{prefix}.shared_experts.w2", d, shared)
+
+    def __call__(self, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """Returns the sublayer's output.
+
+        Args:
+            x: [rows, d] normed input; padding rows reach no routed expert.
+            inputs: The step's tensors.
+
+        Returns:
+            [rows, d].
+        """
+        ops, config = self._ops, self._config
+        forced = None
+        if self._forced is not None:
+            forced = self._forced.index_select(0, inputs.token_ids)
+        ids, weights = ops.route(
+            ops.linear(x, self._gate),
+            self._bias,
+            forced,
+            top_k=config.num_experts_per_tok,
+            scale=config.routed_scaling_factor,
+        )
+        count = inputs.num_tokens
+        sent = self._dispatcher.dispatch(
+            x[:count],
+            self._placement.slots(ids[:count]),
+            weights[:count],
+            self._placement.slots_per_rank,
+        )
+        outputs = ops.grouped_experts(
+            sent.rows,
+            sent.row_weights,
+            sent.local_slots,
+            self._gate_up,
+            self._down,
+            config.swiglu_limit,
+            MIN_EXPERT_ROWS,
+        )
+        hidden = ops.swiglu(ops.linear(x, self._shared_gate_up), None, config.swiglu_limit)
+        result: torch.Tensor = ops.linear(hidden, self._shared_down)
+        chosen = self._dispatcher.combine(outputs, sent.handle)
+        result[:count] += chosen.sum(1)
+        return result

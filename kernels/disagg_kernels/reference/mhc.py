@@ -1,0 +1,61 @@
+"""Reference of `disagg_kernels.mhc`."""
+
+import torch
+
+from disagg_kernels.reference.dense import linear, sigmoid
+
+
+def _project(streams: torch.Tensor, projection: torch.Tensor, rms_eps: float) -> torch.Tensor:
+    flat = streams.flatten(1).float()
+    # One statistic over all streams; projecting first and scaling after is the released order.
+    scale = (flat * flat).mean(-1, keepdim=True).add_(rms_eps).rsqrt_()
+    return linear(flat, projection).mul_(scale)
+
+
+def hc_pre(
+    streams: torch.Tensor,
+    projection: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    rms_eps: float,
+    hc_eps: float,
+    sinkhorn_iters: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `disagg_kernels.mhc.hc_pre`."""
+    n = streams.shape[1]
+    mixed = torch.addcmul(base, _project(streams, projection, rms_eps), scale)
+    gates = sigmoid(mixed[:, : 2 * n])
+    pre = gates[:, :n] + hc_eps
+    post = gates[:, n:] * 2.0
+    comb = torch.softmax(mixed[:, 2 * n :].unflatten(1, (n, n)), -1).add_(hc_eps)
+    comb.div_(comb.sum(1, keepdim=True).add_(hc_eps))
+    for _ in range(sinkhorn_iters - 1):
+        comb.div_(comb.sum(2, keepdim=True).add_(hc_eps))
+        comb.div_(comb.sum(1, keepdim=True).add_(hc_eps))
+    return pre, post, comb
+
+
+def hc_mix(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
+    """See `disagg_kernels.mhc.hc_mix`."""
+    return (streams * pre.unsqueeze(-1)).sum(1)
+
+
+def hc_post(
+    y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+) -> torch.Tensor:
+    """See `disagg_kernels.mhc.hc_post`."""
+    new = post.unsqueeze(-1) * y.unsqueeze(1)
+    return torch.baddbmm(new, comb.mT, streams)
+
+
+def hc_head(
+    streams: torch.Tensor,
+    projection: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    rms_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    """See `disagg_kernels.mhc.hc_head`."""
+    mixed = torch.addcmul(base, _project(streams, projection, rms_eps), scale)
+    return hc_mix(streams, sigmoid(mixed).add_(hc_eps))
