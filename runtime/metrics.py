@@ -69,6 +69,7 @@ TABLE: tuple[Metric, ...] = (
     _histogram("disagg_phase_duration_seconds", "Parts of a request.", PHASE_BUCKETS, "phase"),
     _counter("disagg_prompt_tokens_total", "Prompt tokens by where their KV came from.", "source"),
     _counter("disagg_generated_tokens_total", "Tokens generated."),
+    _counter("disagg_dropped_tokens_total", "Tokens that came twice or from an old attempt."),
     _counter("disagg_admission_rejections_total", "Requests refused at the door.", "reason"),
     _counter("disagg_route_decisions_total", "Placements.", "policy", "outcome"),
     _counter("disagg_redispatch_total", "Requests sent to another member.", "stage", "reason"),
