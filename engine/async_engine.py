@@ -226,6 +226,10 @@ class AsyncEngine:
             self._engine.ring()
             raise EngineFailed(f"the step loop did not end within {timeout_s:g} s")
 
+    def check(self, request: EngineRequest) -> None:
+        """Checks a request as `submit` will, before work is spent on it; see `LLMEngine.check`."""
+        self._engine.check(request)
+
     def submit(self, request: EngineRequest) -> RequestHandle:
         """Posts a request; use the handle with `async with`. Event loop thread.
 
