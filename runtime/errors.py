@@ -294,6 +294,20 @@ class ErrorMap:
             raise ValueError(f"{exception.__name__} is registered already")
         self._factories[exception] = factory  # type: ignore[assignment]
 
+    def register_causes(self, exception: type[E], *, default: Reason) -> None:
+        """Translate `exception` and its subclasses by their `cause`, a label in lower case.
+
+        A cause that is a reason in lower case means that reason, any other one `default`. For
+        libraries that must not import this module and name their causes by our reasons.
+        """
+
+        def factory(error: E) -> DisaggError:
+            cause = str(getattr(error, "cause", ""))
+            reason = Reason.__members__.get(cause.upper(), default)
+            return CLASS_OF_REASON[reason](str(error), reason=reason, metadata={"cause": cause})
+
+        self.register(exception, factory)
+
     def translate(self, error: BaseException) -> DisaggError | None:
         """The error of the tree that says the same; None if nothing is known about it.
 

@@ -124,3 +124,21 @@ def test_classes_that_never_help_say_so() -> None:
         *("InvalidRequest", "Denied", "Forbidden", "AlreadyRunning", "Mismatch", "TooLate"),
         *("CallerLeft", "Bug"),
     }
+
+
+def test_causes_that_are_reasons_name_them_and_the_rest_is_the_default() -> None:
+    class LibraryError(Exception):
+        cause = "library"
+
+    class PoolIsFull(LibraryError):
+        cause = "pool_full"
+
+    table = ErrorMap()
+    table.register_causes(LibraryError, default=Reason.BAD_REQUEST)
+    full = table.translate(PoolIsFull("9 pages wanted"))
+    assert full is not None
+    assert (full.reason, full.message) == (Reason.POOL_FULL, "9 pages wanted")
+    assert full.metadata == {"cause": "pool_full"}
+    other = table.translate(LibraryError("x"))
+    assert other is not None
+    assert other.reason is Reason.BAD_REQUEST

@@ -1,0 +1,93 @@
+"""The life of one serving process that announces itself: serve, report, announce, drain.
+
+Around a `runtime.serve.Host` run the loop that asks the service how it is and tells health, and one
+heartbeat per receiver. They are children of one task group: a bug in any of them, or a service that
+says it is broken for good, ends the process with an error instead of leaving half of it alive.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from runtime.heartbeat import Heartbeat
+from runtime.serve import Host, StopSignals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """How a service is.
+
+    Args:
+        is_live: Its loops turn; False makes liveness fail.
+        is_ready: It could take new work.
+        cause: A short fixed word for why not, or `ok`.
+        fatal: Why it can never work again; ends the process.
+    """
+
+    is_live: bool = True
+    is_ready: bool = True
+    cause: str = "ok"
+    fatal: Exception | None = None
+
+
+async def run_member(
+    host: Host,
+    *,
+    stop: StopSignals,
+    examine: Callable[[], Awaitable[Condition]],
+    heartbeats: Sequence[Heartbeat] = (),
+    interval_s: float = 0.5,
+    on_drain: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Runs a started host until it is asked to stop.
+
+    Args:
+        host: Listens already, with all servicers registered.
+        stop: What asks to drain, and to hurry.
+        examine: How the service is; called every `interval_s` seconds, bounded by its own limits.
+        heartbeats: One per receiver.
+        interval_s: Seconds between two examinations.
+        on_drain: See `Host.run_until_stopped`.
+
+    Raises:
+        Exception: What `examine` reported as fatal, after the server was closed.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            attendants = [
+                group.create_task(_attend(host, examine, interval_s)),
+                group.create_task(_announce_drain(stop, heartbeats)),
+                *(group.create_task(heartbeat.run()) for heartbeat in heartbeats),
+            ]
+            try:
+                await host.run_until_stopped(stop, on_drain=on_drain)
+            finally:
+                for task in attendants:
+                    task.cancel()
+    except BaseExceptionGroup as errors:
+        await host.stop(0)
+        # One cause explains the end better than the group it came in.
+        raise errors.exceptions[0] from errors
+
+
+async def _attend(
+    host: Host, examine: Callable[[], Awaitable[Condition]], interval_s: float
+) -> None:
+    await host.health.set_started()
+    while True:
+        condition = await examine()
+        await host.health.set_live(condition.is_live)
+        await host.health.report(condition.is_ready, condition.cause)
+        if condition.fatal is not None:
+            await host.begin_drain()
+            raise condition.fatal
+        await asyncio.sleep(interval_s)
+
+
+async def _announce_drain(stop: StopSignals, heartbeats: Sequence[Heartbeat]) -> None:
+    """Receivers must not send new work for one more interval."""
+    await stop.drain.wait()
+    # The host closes its gate in the same turn of the loop or the next; announce after it.
+    await asyncio.sleep(0)
+    for heartbeat in heartbeats:
+        heartbeat.announce_now()
