@@ -29,6 +29,7 @@ class Ticket:
     """A hand-off as the balancer sees it: a name, and the bytes decode needs."""
 
     handoff_id: str
+    fingerprint: bytes
     wire: bytes
 
 
@@ -308,6 +309,7 @@ def _prefill_event(message: prefill_pb2.PrefillResponse) -> PrefillEvent:
             if committed.HasField("ticket"):
                 ticket = Ticket(
                     handoff_id=committed.ticket.handoff_id,
+                    fingerprint=committed.ticket.fingerprint,
                     wire=committed.ticket.SerializeToString(),
                 )
             return Committed(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Protocol, TypeVar
@@ -35,6 +34,7 @@ from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
 from runtime.errors import DisaggError, Reason, TooLate, Unavailable
 from runtime.logging import get_logger
+from runtime.metrics import Metrics
 
 _log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ Event = TypeVar("Event")
 class Handoffs(Protocol):
     """What the balancer may do to a hand-off in the store: drop it. Called from clean-ups."""
 
-    async def abort(self, handoff_id: str) -> None:
+    async def abort(self, ticket: Ticket) -> None:
         """Drops a hand-off that no decode took over; idempotent."""
         ...
 
@@ -62,7 +62,6 @@ class Pipeline:
         cleanups: Runs what a leaving request cannot wait for.
         budget: Retries per minute.
         make_text: A fresh incremental decoder.
-        counts: Counts of everything that happens, by name.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Pipeline:
         make_text: Callable[[], IncrementalText],
         clock: Clock,
         limits: Limits,
-        counts: Counter[str],
+        metrics: Metrics,
     ) -> None:
         self._running = running
         self._gate = gate
@@ -92,7 +91,7 @@ class Pipeline:
         self._make_text = make_text
         self._clock = clock
         self._limits = limits
-        self._counts = counts
+        self._metrics = metrics
 
     async def run(self, request: Request, emit: Emit) -> Final:
         """Generates; hands every piece to `emit`, and returns what ends the stream.
@@ -100,7 +99,6 @@ class Pipeline:
         Raises:
             DisaggError: The request failed for good; nothing it held is left behind.
         """
-        self._counts["requests"] += 1
         journey = self._set_out(request, emit)
         transcript = journey.transcript
         try:
@@ -115,12 +113,15 @@ class Pipeline:
                         await self._give_up_or_go_on(journey, error)
         except RequestCancelled:
             transcript.finish_reason = FinishReason.ABORT
+            self._count_cancellation(journey, "operator")
         except DisaggError as error:
-            self._counts[f"failed.{error.reason}"] += 1
+            self._count_end(journey, "failed", error.reason)
+            raise
+        except asyncio.CancelledError:
+            self._count_cancellation(journey, "caller")
+            self._count_end(journey, "failed", Reason.CALLER_LEFT)
             raise
         finally:
-            self._counts["tokens"] += transcript.seq
-            self._counts["tokens_dropped"] += transcript.num_dropped
             self._placer.look_again()
         return self._arrive(journey)
 
@@ -205,6 +206,9 @@ class Pipeline:
         )
         if not journey.timing.first_token_us and journey.transcript.seq:
             journey.timing.first_token_us = self._age_us(journey)
+            self._metrics.observe(
+                "gen_ai_server_time_to_first_token_seconds", journey.timing.first_token_us / 1e6
+            )
         if delta is not None:
             await journey.emit(delta)
 
@@ -224,7 +228,7 @@ class Pipeline:
             raise final_error(
                 error, seq=journey.transcript.seq, attempts=journey.attempt
             ) from error
-        self._counts[f"retries.{remedy.cause}"] += 1
+        self._metrics.count("disagg_redispatch_total", stage=journey.leg.value, reason=remedy.cause)
         _log.warning(
             "request.retry",
             request_id=journey.request.request_id,
@@ -255,7 +259,7 @@ class Pipeline:
             yield
         finally:
             if not journey.transcript.is_finished:
-                self._cleanups.spawn("drop_handoff", self._handoffs.abort(ticket.handoff_id))
+                self._cleanups.spawn("drop_handoff", self._handoffs.abort(ticket))
 
     async def _watched(
         self, journey: Journey, stream: AsyncGenerator[Event]
@@ -309,20 +313,38 @@ class Pipeline:
     def _arrive(self, journey: Journey) -> Final:
         transcript = journey.transcript
         reason = transcript.finish_reason or FinishReason.LENGTH
-        self._counts[f"finished.{reason.value}"] += 1
-        journey.timing.total_us = self._age_us(journey)
+        timing = journey.timing
+        timing.total_us = self._age_us(journey)
+        self._count_end(journey, reason.value, "")
+        prompt_tokens = len(journey.request.token_ids)
+        self._metrics.count(
+            "disagg_prompt_tokens_total", prompt_tokens - journey.cached_tokens, source="computed"
+        )
+        self._metrics.count("disagg_prompt_tokens_total", journey.cached_tokens, source="store")
+        for phase in ("placement", "prefill_queue", "prefill", "commit", "fetch", "decode"):
+            self._metrics.observe(
+                "disagg_phase_duration_seconds", getattr(timing, f"{phase}_us") / 1e6, phase=phase
+            )
         return Final(
             attempt=journey.attempt,
             seq=transcript.seq,
             text=transcript.finish(),
             finish_reason=reason,
             usage=Usage(
-                prompt_tokens=len(journey.request.token_ids),
+                prompt_tokens=prompt_tokens,
                 completion_tokens=transcript.seq,
                 cached_tokens=journey.cached_tokens,
             ),
-            timing=journey.timing,
+            timing=timing,
         )
+
+    def _count_end(self, journey: Journey, outcome: str, reason: str) -> None:
+        self._metrics.count("disagg_requests_total", outcome=outcome, reason=reason)
+        self._metrics.count("disagg_generated_tokens_total", journey.transcript.seq)
+        self._metrics.count("disagg_dropped_tokens_total", journey.transcript.num_dropped)
+
+    def _count_cancellation(self, journey: Journey, origin: str) -> None:
+        self._metrics.count("disagg_cancellations_total", stage=journey.leg.value, origin=origin)
 
     def _age_us(self, journey: Journey) -> int:
         return _micros(self._clock.now() - journey.request.arrived_at)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -25,6 +24,7 @@ from balancer.routing.base import Placement, PlacementRequest, Policy
 from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
 from runtime.errors import DisaggError, Overloaded, Reason, TooLate, Unavailable
+from runtime.metrics import Metrics
 
 _CLEANUP_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a member may get room without telling us
@@ -40,7 +40,6 @@ class Placer:
         decisions: Keeps the record of every choice.
         peers: Calls to the members.
         cleanups: Gives slots back.
-        counts: Where refused reservations are counted.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Placer:
         cleanups: CleanUps,
         clock: Clock,
         limits: Limits,
-        counts: Counter[str],
+        metrics: Metrics,
     ) -> None:
         self._members = members
         self._policy = policy
@@ -62,7 +61,7 @@ class Placer:
         self._cleanups = cleanups
         self._clock = clock
         self._limits = limits
-        self._counts = counts
+        self._metrics = metrics
         self._rotation = 0
         self._room = asyncio.Event()
 
@@ -86,6 +85,11 @@ class Placer:
                     "release_slot",
                     self._peers.release(pair.decode, pair.credit_id, timeout_s=_CLEANUP_S),
                 )
+
+    def take_weight_off(self, journey: Journey, *members: Member) -> None:
+        """The attempt's work on these members is done; idempotent."""
+        for member in members:
+            self._members.unassign(member.member_id, journey.work_id)
 
     async def _find_pair(self, journey: Journey) -> Pair:
         """Chooses until a decode member grants a slot; waits, within bounds, for room."""
@@ -128,6 +132,7 @@ class Placer:
         )
         self._rotation += 1
         self._decisions.append(record)
+        self._count("none" if record.placement.decode is None else "pair")
         return record.placement
 
     async def _reserve(self, journey: Journey, prefill: Member, decode: Member) -> str | None:
@@ -148,7 +153,7 @@ class Placer:
                 decode, request.request_id, num_tokens, timeout_s=timeout_s
             )
         except Overloaded:
-            self._counts["reservations_refused"] += 1
+            self._count("full")
         except TooLate as error:
             raise Unavailable(
                 f"decode member {decode.member_id} did not answer a reservation in {timeout_s:.1f}"
@@ -160,10 +165,10 @@ class Placer:
                 self.take_weight_off(journey, prefill, decode)
         return credit_id
 
-    def take_weight_off(self, journey: Journey, *members: Member) -> None:
-        """The attempt's work on these members is done; idempotent."""
-        for member in members:
-            self._members.unassign(member.member_id, journey.work_id)
+    def _count(self, outcome: str) -> None:
+        self._metrics.count(
+            "disagg_route_decisions_total", policy=self._policy.name, outcome=outcome
+        )
 
     def _patience_s(self, journey: Journey, error: DisaggError) -> float:
         """How long to wait for what is missing, counted from the search's begin."""

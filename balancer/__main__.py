@@ -1,0 +1,47 @@
+"""`python -m balancer`: the front door as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from importlib import metadata
+
+from balancer.config import BalancerSettings
+from balancer.service import serve
+from balancer.text import ModelFilesError
+from runtime.clock import SystemClock
+from runtime.errors import ExitCode
+from runtime.logging import configure_logging
+from runtime.serve import ListenError, StopSignals
+from runtime.settings import load_process
+
+
+async def _run(settings: BalancerSettings) -> None:
+    stop = StopSignals()
+    with stop.installed():
+        await serve(settings, clock=SystemClock(), stop=stop, version=_version())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("disagg")
+    except metadata.PackageNotFoundError:
+        return "uninstalled"
+
+
+def main() -> int:
+    """Returns the exit code of the process."""
+    settings = load_process(
+        BalancerSettings, prog="python -m balancer", description="Front door of the system."
+    ).value
+    configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "balancer"})
+    try:
+        asyncio.run(_run(settings))
+    except (ModelFilesError, ListenError) as error:
+        sys.stderr.write(f"python -m balancer: {error}\n")
+        return ExitCode.CONFIGURATION
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

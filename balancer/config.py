@@ -1,0 +1,128 @@
+"""Settings of a balancer process; `runtime.settings` loads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import model_validator
+
+from balancer.routing.policies import POLICIES
+from runtime.logging import Form, Level
+from runtime.serve import DrainSettings, ListenSettings
+from runtime.settings import Settings, setting
+
+
+class ModelSettings(Settings):
+    """The model whose text is encoded here; weights are not needed."""
+
+    path: Path = setting(
+        Path("models/tiny-v4"),
+        help="model directory with config.json and the tokenizer files",
+        flag="--model",
+    )
+    name: str = setting("", help="name the model is served under; empty: that of the directory")
+
+
+class StoreSettings(Settings):
+    """The shared KV store."""
+
+    url: str = setting(help="URL of the KV store, e.g. unix:///run/kv.sock", flag="--store")
+    ping_s: float = setting(1.0, help="seconds the store may take to answer a ping", gt=0)
+
+
+class AdmissionSettings(Settings):
+    """Who may run, who waits."""
+
+    max_running: int = setting(256, help="requests in flight at once", ge=1)
+    max_waiting: int = setting(1024, help="requests that may wait for a place", ge=0)
+    max_wait_s: float = setting(60.0, help="seconds a request may wait for a place", gt=0)
+
+
+class MembershipSettings(Settings):
+    """Heartbeats of the members."""
+
+    interval_s: float = setting(0.5, help="seconds between two heartbeats of a member", gt=0)
+    stale_after_s: float = setting(
+        5.0, help="seconds without a heartbeat until a member gets no new work", gt=0
+    )
+    forget_after_s: float = setting(
+        60.0, help="seconds without a heartbeat until a member is forgotten", gt=0
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> MembershipSettings:
+        if not self.interval_s < self.stale_after_s <= self.forget_after_s:
+            raise ValueError(
+                f"interval_s {self.interval_s} < stale_after_s {self.stale_after_s} <= "
+                f"forget_after_s {self.forget_after_s} does not hold; raise the later one"
+            )
+        return self
+
+
+class LimitSettings(Settings):
+    """Budgets of one request, and of repetitions."""
+
+    default_timeout_s: float = setting(
+        600.0, help="seconds for a request that comes without a deadline", gt=0
+    )
+    max_timeout_s: float = setting(3600.0, help="seconds a request may take at most", gt=0)
+    first_token_s: float = setting(300.0, help="seconds from arrival to the first token", gt=0)
+    progress_gap_s: float = setting(
+        120.0, help="seconds between two signs of life of a member", gt=0
+    )
+    reserve_s: float = setting(5.0, help="seconds a reservation may take", gt=0)
+    slot_wait_s: float = setting(60.0, help="seconds to wait while decode is full", ge=0)
+    recovery_wait_s: float = setting(
+        10.0, help="seconds a repeated attempt waits for members to come back", ge=0
+    )
+    prefill_retries: int = setting(1, help="repetitions after a failed prefill", ge=0)
+    decode_retries: int = setting(2, help="repetitions after a failed decode", ge=0)
+    retries_per_minute: int = setting(120, help="repetitions of all requests a minute", ge=0)
+    suspect_s: float = setting(2.0, help="seconds a member that vanished gets no new work", ge=0)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> LimitSettings:
+        if self.default_timeout_s > self.max_timeout_s:
+            raise ValueError(
+                f"default_timeout_s {self.default_timeout_s} exceeds max_timeout_s "
+                f"{self.max_timeout_s}; raise the latter"
+            )
+        return self
+
+
+class RoutingSettings(Settings):
+    """Placement."""
+
+    policy: str = setting(
+        "least_outstanding", help=f"placement policy: {', '.join(sorted(POLICIES))}"
+    )
+    records: int = setting(1024, help="requests whose placement decisions are kept", ge=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> RoutingSettings:
+        if self.policy not in POLICIES:
+            raise ValueError(
+                f"policy {self.policy!r} is unknown; there are: {', '.join(sorted(POLICIES))}"
+            )
+        return self
+
+
+class LogSettings(Settings):
+    """Logs on standard error."""
+
+    level: Level = setting("info", help="lowest level that is written")
+    form: Form = setting("json", help="json for machines, console for people")
+
+
+class BalancerSettings(Settings):
+    """Everything a balancer can be told."""
+
+    model: ModelSettings = ModelSettings()
+    store: StoreSettings
+    listen: ListenSettings = ListenSettings()
+    drain: DrainSettings = DrainSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    membership: MembershipSettings = MembershipSettings()
+    limits: LimitSettings = LimitSettings()
+    routing: RoutingSettings = RoutingSettings()
+    log: LogSettings = LogSettings()

@@ -1,0 +1,93 @@
+"""The balancer's view of the shared store: is it there, and drop what nobody will read.
+
+The store library is synchronous, so every call runs in a thread of a small pool of its own; a store
+that hangs blocks that pool and nothing else. Connections are made on first use: a balancer starts
+before its store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from balancer.peers import Ticket
+from kvstore.errors import KvStoreError
+from runtime.logging import get_logger
+from runtime.offload import offload
+
+_log = get_logger(__name__)
+
+_NO_LAYOUT = bytes(8)  # pings do not depend on the layout
+
+
+class Store(Protocol):
+    """The part of the store library that is used here; synchronous and thread-safe."""
+
+    def ping(self) -> object:
+        """Raises KvStoreError unless the server answers."""
+        ...
+
+    def abort(self, handoff_id: str) -> object:
+        """Drops a hand-off; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Closes all connections."""
+        ...
+
+
+class StoreHandoffs:
+    """See the module; one instance per process.
+
+    Args:
+        open_store: Opens the store under a layout fingerprint of 8 bytes.
+        ping_s: How long a ping may take.
+    """
+
+    def __init__(self, open_store: Callable[[bytes], Store], *, ping_s: float) -> None:
+        self._open_store = open_store
+        self._ping_s = ping_s
+        self._stores: dict[bytes, Store] = {}
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="store")
+        self._pinging = False
+
+    async def is_reachable(self) -> bool:
+        """Whether the store answers in time. One ping at a time: a hung one counts as no."""
+        if self._pinging:
+            return False
+        self._pinging = True
+        try:
+            async with asyncio.timeout(self._ping_s):
+                await offload(self._threads, lambda: self._store(_NO_LAYOUT).ping())
+        except (KvStoreError, OSError, TimeoutError) as error:
+            _log.debug("store.unreachable", error=str(error))
+            return False
+        finally:
+            self._pinging = False
+        return True
+
+    async def abort(self, ticket: Ticket) -> None:
+        """Drops a hand-off that no decode took over; idempotent."""
+        try:
+            await offload(
+                self._threads, lambda: self._store(ticket.fingerprint).abort(ticket.handoff_id)
+            )
+        except KvStoreError as error:
+            # The hand-off's own deadline ends it.
+            _log.warning("handoff.not_dropped", handoff_id=ticket.handoff_id, error=str(error))
+
+    def close(self) -> None:
+        """Closes connections and threads; running calls end by their own time-outs."""
+        for store in self._stores.values():
+            store.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _store(self, fingerprint: bytes) -> Store:
+        """In a thread. Two threads may open one twice; the loser is closed."""
+        if fingerprint not in self._stores:
+            opened = self._open_store(fingerprint)
+            if self._stores.setdefault(fingerprint, opened) is not opened:
+                opened.close()
+        return self._stores[fingerprint]

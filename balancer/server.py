@@ -1,0 +1,362 @@
+"""The gRPC faces of the balancer: wire messages in, our own types inside, wire messages out.
+
+Thin on purpose. `GenerationFace` checks and translates, then hands over to the pipeline;
+`MembershipFace` feeds the membership with heartbeats; `AdminFace` operates the process. Errors
+leave as exceptions of `runtime.errors`; the interceptors of `runtime.serve` make statuses of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from balancer.membership import Load, Member, Membership, MemberView, Role
+from balancer.pipeline import Pipeline
+from balancer.request import Delta, Final, FinishReason, Logprobs, Request
+from balancer.running import RunningRequests
+from balancer.text import ChatTurn, TextCodec, TextError
+from balancer.validation import bad_field, check_generate, check_model, check_request_id
+from disagg.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    generation_pb2,
+    generation_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+)
+from disagg.wire import duration
+from runtime.clock import Clock
+from runtime.logging import request_scope
+from runtime.serve import Host
+
+if TYPE_CHECKING:  # generic in the type stubs only; request and response differ per method
+    Context = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
+
+GENERATE = "/disagg.v1.GenerationService/Generate"
+SERVICES = (
+    "disagg.v1.GenerationService",
+    "disagg.v1.MembershipService",
+    "disagg.v1.AdminService",
+)
+
+# Prompts longer than this are encoded in a thread: about a millisecond of work.
+_LONG_TEXT_CHARS = 4_000
+
+
+class GenerationFace(generation_pb2_grpc.GenerationServiceServicer):
+    """The front door.
+
+    Args:
+        default_timeout_s: For calls that come without a deadline.
+        max_timeout_s: Longest time a request may take; longer deadlines are cut.
+        fingerprint: KV layout of the ready members, hexadecimal, for `ListModels`.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: Pipeline,
+        running: RunningRequests,
+        codec: TextCodec,
+        clock: Clock,
+        default_timeout_s: float,
+        max_timeout_s: float,
+        fingerprint: Callable[[], str],
+    ) -> None:
+        self._pipeline = pipeline
+        self._running = running
+        self._codec = codec
+        self._clock = clock
+        self._default_timeout_s = default_timeout_s
+        self._max_timeout_s = max_timeout_s
+        self._fingerprint = fingerprint
+
+    # A coroutine that writes, not a generator: what the pipeline holds is then given back by
+    # ordinary exceptions, also when the caller leaves in the middle of a write.
+    async def Generate(  # type: ignore[override]
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """See `GenerationService.Generate`."""
+        arrived_at = self._clock.now()
+        request_id = check_request_id(request.request_id)
+        with request_scope(request_id=request_id):
+            checked = await self._check(request, request_id, arrived_at, context.time_remaining())
+            stream = _Stream(checked, context)
+            await stream.end(await self._pipeline.run(checked, stream.emit))
+
+    async def CancelRequest(
+        self, request: generation_pb2.CancelRequestRequest, _context: Context
+    ) -> generation_pb2.CancelRequestResponse:
+        """See `GenerationService.CancelRequest`."""
+        found = self._running.cancel(request.request_id)
+        return generation_pb2.CancelRequestResponse(found=found)
+
+    async def Tokenize(
+        self, request: generation_pb2.TokenizeRequest, _context: Context
+    ) -> generation_pb2.TokenizeResponse:
+        """See `GenerationService.Tokenize`."""
+        return generation_pb2.TokenizeResponse(token_ids=await self._encode(request))
+
+    async def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, _context: Context
+    ) -> generation_pb2.DetokenizeResponse:
+        """See `GenerationService.Detokenize`."""
+        text = await asyncio.to_thread(self._codec.decode, list(request.token_ids))
+        return generation_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(
+        self, _request: generation_pb2.ListModelsRequest, _context: Context
+    ) -> generation_pb2.ListModelsResponse:
+        """See `GenerationService.ListModels`; there is one model, so one page."""
+        card = self._codec.card
+        model = generation_pb2.Model(
+            id=card.name, max_model_len=card.max_model_len, fingerprint=self._fingerprint()
+        )
+        return generation_pb2.ListModelsResponse(models=[model])
+
+    async def _check(
+        self,
+        message: generation_pb2.GenerateRequest,
+        request_id: str,
+        arrived_at: float,
+        time_remaining_s: float | None,
+    ) -> Request:
+        check_model(message.model, self._codec.card)
+        token_ids = await self._encode(message)
+        allowed_s = self._default_timeout_s if time_remaining_s is None else time_remaining_s
+        return check_generate(
+            message,
+            request_id=request_id,
+            token_ids=token_ids,
+            card=self._codec.card,
+            arrived_at=arrived_at,
+            deadline=arrived_at + min(allowed_s, self._max_timeout_s),
+        )
+
+    async def _encode(
+        self, message: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest
+    ) -> list[int]:
+        """Token ids of the prompt, whichever form it has."""
+        match message.WhichOneof("prompt"):
+            case "text":
+                if len(message.text) <= _LONG_TEXT_CHARS:
+                    return self._codec.encode_text(message.text)
+                return await asyncio.to_thread(self._codec.encode_text, message.text)
+            case "chat":
+                turns = [
+                    ChatTurn(role=turn.role, content=turn.content) for turn in message.chat.messages
+                ]
+                return await asyncio.to_thread(self._codec.encode_chat, turns)
+            case "token_ids" if isinstance(message, generation_pb2.GenerateRequest):
+                ids = list(message.token_ids.ids)
+                self._codec.check_ids(ids, "token_ids.ids")
+                return ids
+            case _:
+                raise bad_field("prompt", "there is none; send text, chat or token_ids")
+
+
+class MembershipFace(membership_pb2_grpc.MembershipServiceServicer):
+    """Heartbeats in, members out.
+
+    Args:
+        interval_s: How soon members should announce themselves again.
+        on_change: Called after every accepted heartbeat.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: Membership,
+        clock: Clock,
+        interval_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._members = members
+        self._clock = clock
+        self._interval_s = interval_s
+        self._on_change = on_change
+
+    async def Heartbeat(
+        self, request: membership_pb2.HeartbeatRequest, _context: Context
+    ) -> membership_pb2.HeartbeatResponse:
+        """See `MembershipService.Heartbeat`."""
+        member = _member(request.member)
+        if self._members.observe(member, self._clock.now()):
+            self._on_change()
+        return membership_pb2.HeartbeatResponse(
+            interval=duration(self._interval_s),
+            drain=self._members.is_drain_ordered(member.member_id),
+        )
+
+    async def ListMembers(
+        self, request: membership_pb2.ListMembersRequest, _context: Context
+    ) -> membership_pb2.ListMembersResponse:
+        """See `MembershipService.ListMembers`."""
+        role = _ROLES.get(request.role)
+        views = self._members.views(self._clock.now(), role)
+        return membership_pb2.ListMembersResponse(members=[_member_message(view) for view in views])
+
+
+class AdminFace(admin_pb2_grpc.AdminServiceServicer):
+    """Operates this balancer.
+
+    Args:
+        statistics: Named values for operators and tests.
+    """
+
+    def __init__(
+        self, *, host: Host, version: str, statistics: Callable[[], dict[str, float]]
+    ) -> None:
+        self._host = host
+        self._version = version
+        self._statistics = statistics
+
+    async def Drain(
+        self, _request: admin_pb2.DrainRequest, _context: Context
+    ) -> admin_pb2.DrainResponse:
+        """See `AdminService.Drain`."""
+        await self._host.begin_drain()
+        return admin_pb2.DrainResponse(running=self._host.running)
+
+    async def Undrain(
+        self, _request: admin_pb2.UndrainRequest, _context: Context
+    ) -> admin_pb2.UndrainResponse:
+        """See `AdminService.Undrain`."""
+        await self._host.end_drain()
+        return admin_pb2.UndrainResponse()
+
+    async def GetServerInfo(
+        self, _request: admin_pb2.GetServerInfoRequest, _context: Context
+    ) -> admin_pb2.GetServerInfoResponse:
+        """See `AdminService.GetServerInfo`."""
+        return admin_pb2.GetServerInfoResponse(
+            role="balancer", version=self._version, statistics=self._statistics()
+        )
+
+
+class _Stream:
+    """One answer on its way to the caller; the first message carries the seed."""
+
+    def __init__(self, request: Request, context: Context) -> None:
+        self._request = request
+        self._context = context
+        self._is_first = True
+
+    async def emit(self, delta: Delta) -> None:
+        """Sends a piece; waits while the caller reads slowly."""
+        await self._write(
+            generation_pb2.GenerateResponse(
+                attempt=delta.attempt,
+                seq=delta.seq,
+                token_ids=delta.token_ids,
+                text=delta.text,
+                logprobs=map(_logprobs_message, delta.logprobs),
+            )
+        )
+
+    async def end(self, final: Final) -> None:
+        """Sends the last message."""
+        message = generation_pb2.GenerateResponse(
+            attempt=final.attempt, seq=final.seq, text=final.text
+        )
+        message.final.finish_reason = _FINISH_REASONS[final.finish_reason]
+        usage, timing = final.usage, final.timing
+        message.final.usage.prompt_tokens = usage.prompt_tokens
+        message.final.usage.completion_tokens = usage.completion_tokens
+        message.final.usage.cached_tokens = usage.cached_tokens
+        for field in common_pb2.Timing.DESCRIPTOR.fields:
+            setattr(message.final.timing, field.name, getattr(timing, field.name))
+        await self._write(message)
+
+    async def _write(self, message: generation_pb2.GenerateResponse) -> None:
+        message.request_id = self._request.request_id
+        if self._is_first:
+            message.seed = self._request.sampling.seed
+            self._is_first = False
+        await self._context.write(message)
+
+
+_FINISH_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
+}
+_ROLES = {
+    membership_pb2.MEMBER_ROLE_PREFILL: Role.PREFILL,
+    membership_pb2.MEMBER_ROLE_DECODE: Role.DECODE,
+}
+_ROLE_VALUES = {role: value for value, role in _ROLES.items()}
+_LOAD_FIELDS = tuple(field.name for field in membership_pb2.LoadSnapshot.DESCRIPTOR.fields)
+
+
+def text_error(error: TextError) -> Exception:
+    """What callers see of text that cannot be encoded; for the error map of the process."""
+    return bad_field(error.field, str(error))
+
+
+def _logprobs_message(logprobs: Logprobs) -> common_pb2.PositionLogprobs:
+    return common_pb2.PositionLogprobs(
+        logprob=logprobs.logprob,
+        top=[
+            common_pb2.TokenLogprob(token_id=token_id, logprob=value)
+            for token_id, value in logprobs.top
+        ],
+    )
+
+
+def _member(message: membership_pb2.Member) -> Member:
+    """The member of a heartbeat.
+
+    Raises:
+        InvalidRequest: A field without which nothing can be sent there is missing.
+    """
+    if message.role not in _ROLES:
+        raise bad_field("member.role", "unspecified; send PREFILL or DECODE")
+    for name in ("member_id", "address", "fingerprint"):
+        if not getattr(message, name):
+            raise bad_field(f"member.{name}", "empty; every member has one")
+    return Member(
+        member_id=message.member_id,
+        role=_ROLES[message.role],
+        address=message.address,
+        group_id=message.group_id,
+        rank=message.rank,
+        group_size=message.group_size,
+        fingerprint=message.fingerprint,
+        model=message.model,
+        max_model_len=message.max_model_len,
+        block_tokens=message.block_tokens,
+        ready=message.ready,
+        draining=message.draining,
+        sequence=message.sequence,
+        load=Load(**{name: getattr(message.load, name) for name in _LOAD_FIELDS}),
+    )
+
+
+def _member_message(view: MemberView) -> membership_pb2.Member:
+    member = view.member
+    return membership_pb2.Member(
+        member_id=member.member_id,
+        role=_ROLE_VALUES[member.role],
+        address=member.address,
+        group_id=member.group_id,
+        rank=member.rank,
+        group_size=member.group_size,
+        fingerprint=member.fingerprint,
+        model=member.model,
+        max_model_len=member.max_model_len,
+        block_tokens=member.block_tokens,
+        ready=member.ready and view.exclusion is None,
+        draining=member.draining,
+        sequence=member.sequence,
+        load=membership_pb2.LoadSnapshot(
+            **{name: getattr(member.load, name) for name in _LOAD_FIELDS}
+        ),
+        age=duration(view.age_s),
+    )
