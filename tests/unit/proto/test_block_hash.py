@@ -52,16 +52,19 @@ def test_equals_an_independent_encoder(tokens: list[int], block_tokens: int, sal
 @given(tokens=TOKENS, block_tokens=st.integers(1, 9), cut=st.integers(0, 70))
 def test_a_prefix_has_a_prefix_of_the_names(tokens: list[int], block_tokens: int, cut: int) -> None:
     whole = block_hash.chain(tokens, block_tokens)
-    assert block_hash.chain(tokens[:cut], block_tokens) == whole[: min(cut, len(tokens)) // block_tokens]
+    assert (
+        block_hash.chain(tokens[:cut], block_tokens)
+        == whole[: min(cut, len(tokens)) // block_tokens]
+    )
 
 
 @given(tokens=st.lists(st.integers(0, 9), min_size=12, max_size=12), at=st.integers(0, 11))
 def test_one_token_changes_every_name_behind_it(tokens: list[int], at: int) -> None:
     other = [*tokens]
     other[at] += 1
-    equal = [a == b for a, b in zip(
-        block_hash.chain(tokens, 4), block_hash.chain(other, 4), strict=True
-    )]
+    equal = [
+        a == b for a, b in zip(block_hash.chain(tokens, 4), block_hash.chain(other, 4), strict=True)
+    ]
     assert equal == [block < at // 4 for block in range(3)]
 
 

@@ -38,9 +38,7 @@ def test_no_channel_carries_a_retry_policy() -> None:
     ("remaining", "cap", "expected"),
     [(None, 5.0, 5.0), (10.0, 5.0, 5.0), (1.0, 5.0, 0.98), (0.01, 5.0, 0.0), (-1.0, 5.0, 0.0)],
 )
-def test_a_hop_passes_on_what_remains(
-    remaining: float | None, cap: float, expected: float
-) -> None:
+def test_a_hop_passes_on_what_remains(remaining: float | None, cap: float, expected: float) -> None:
     assert channel.hop_timeout_s(remaining, cap) == pytest.approx(expected)
 
 

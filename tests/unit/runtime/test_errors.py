@@ -9,7 +9,8 @@ from runtime.errors import CLASS_OF_REASON, CLASSES, DisaggError, ErrorMap, Exit
 
 
 def test_reasons_are_those_of_the_wire_contract() -> None:
-    wire = {name.removeprefix("ERROR_REASON_") for name in common_pb2.ErrorReason.keys()}
+    names = common_pb2.ErrorReason.DESCRIPTOR.values_by_name
+    wire = {name.removeprefix("ERROR_REASON_") for name in names}
     assert wire - {"UNSPECIFIED"} == {str(reason) for reason in Reason}
 
 

@@ -82,9 +82,7 @@ async def test_a_dependency_flips_readiness_never_liveness(
     assert metrics.value("disagg_worker_ready", role="decode") == 0
 
 
-async def test_a_drain_acts_at_once_and_can_be_taken_back(
-    health: Health, metrics: Metrics
-) -> None:
+async def test_a_drain_acts_at_once_and_can_be_taken_back(health: Health, metrics: Metrics) -> None:
     await health.report(True, "loaded")
     await health.drain()
     assert await state(health, SERVICE) == "NOT_SERVING"

@@ -26,10 +26,12 @@ class Receiver:
         self.script = list(script)
         self.wanted = wanted
         self.calls = 0
+        self.first = asyncio.Event()
         self.done = asyncio.Event()
 
     async def beat(self) -> float:
         self.calls += 1
+        self.first.set()
         if self.calls >= self.wanted:
             self.done.set()
         if self.script:
@@ -88,9 +90,7 @@ async def test_a_receiver_that_hangs_counts_as_failed() -> None:
         await hang.wait()
         return 0.0
 
-    loop = Heartbeat(
-        "balancer", beat, clock=ManualClock(), uniform=system_random(1), limits=FAST
-    )
+    loop = Heartbeat("balancer", beat, clock=ManualClock(), uniform=system_random(1), limits=FAST)
     await run_until_done(loop, receiver)
     assert loop.statistics().failures >= 1
 
@@ -101,8 +101,7 @@ async def test_a_change_is_announced_at_once() -> None:
     loop = heartbeat(receiver, limits)
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         task = group.create_task(loop.run())
-        while receiver.calls == 0:
-            await asyncio.sleep(0)
+        await receiver.first.wait()
         loop.announce_now()
         await receiver.done.wait()
         task.cancel()

@@ -292,7 +292,9 @@ async def test_health_names_and_reflection_are_served() -> None:
 
         serving, not_serving = 1, 2
         assert [await check(name) for name in ("", "liveness")] == [serving] * 2
-        assert [await check(name) for name in ("startup", "readiness", SERVICE)] == [not_serving] * 3
+        assert [await check(name) for name in ("startup", "readiness", SERVICE)] == [
+            not_serving
+        ] * 3
         await rig.host.health.report(True, "loaded")
         assert await check(SERVICE) == serving
         error = await failure(check("unknown"))
@@ -302,9 +304,7 @@ async def test_health_names_and_reflection_are_served() -> None:
             iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=TIMEOUT_S
         )
         names = [
-            service.name
-            async for reply in call
-            for service in reply.list_services_response.service
+            service.name async for reply in call for service in reply.list_services_response.service
         ]
         assert SERVICE in names and "grpc.health.v1.Health" in names
 

@@ -116,7 +116,7 @@ def test_a_wrong_value_names_key_value_and_origin() -> None:
 
 
 def test_a_missing_value_is_named() -> None:
-    with pytest.raises(SettingsError, match="^model is required and was not given$"):
+    with pytest.raises(SettingsError, match=r"^model is required and was not given$"):
         load(Tree, environment={})
 
 
