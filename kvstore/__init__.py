@@ -1,0 +1,24 @@
+"""Library over a shared Redis or Valkey: content-addressed KV blocks and proven hand-offs."""
+
+from kvstore.config import KvStoreConfig
+from kvstore.handoff import FetchedState, HandoffReader
+from kvstore.leases import JanitorReport, LeaseRecord, LeaseState
+from kvstore.lookup import PrefixMatch
+from kvstore.statistics import StoreStatistics
+from kvstore.store import KvStore, open_store
+from kvstore.ticket import HandoffDraft, Ticket
+
+__all__ = [
+    "FetchedState",
+    "HandoffDraft",
+    "HandoffReader",
+    "JanitorReport",
+    "KvStore",
+    "KvStoreConfig",
+    "LeaseRecord",
+    "LeaseState",
+    "PrefixMatch",
+    "StoreStatistics",
+    "Ticket",
+    "open_store",
+]

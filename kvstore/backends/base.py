@@ -1,0 +1,199 @@
+"""The two ports of the store: bytes under keys, and leases.
+
+Both are synchronous and called from several threads at once. They know keys, bytes and
+milliseconds; what a value means is decided above them. Nothing here verifies payloads: existence
+answers are advisory and readers check what they read.
+
+Invariant: every key carries a time to live, so nothing leaks when all writers die.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.keys import Buffer
+
+Allocate = Callable[[int], bytearray | memoryview]
+"""Memory for one value of the given number of bytes; may hand out preallocated buffers."""
+
+OnValue = Callable[[int, memoryview | None], None]
+"""Called in order with the position of a key and its value, or None where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutItem:
+    """One value to write if its key is free: header and payload, written as one string."""
+
+    key: bytes
+    header: bytes
+    payload: Buffer
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendStatistics:
+    """What a server says about itself; 0 where it does not say."""
+
+    address: str
+    used_bytes: int
+    max_bytes: int
+    num_keys: int
+
+
+class BlockStore(Protocol):
+    """Immutable values under keys. Called by any thread, many times a second; twice is harmless."""
+
+    def lookup(self, keys: Sequence[bytes], *, extend_ms: int = 0) -> list[bool]:
+        """Which keys exist; lengthens (never shortens) their life to `extend_ms` if that is set."""
+        ...
+
+    def put(self, items: Sequence[PutItem]) -> list[bytes | None]:
+        """Writes values whose keys are free.
+
+        Returns:
+            Per item None when it was written, else the first 64 bytes of what is there.
+
+        Raises:
+            StoreFull, StoreDown: Some items may have been written.
+        """
+        ...
+
+    def put_index(
+        self, key: bytes, segments: Sequence[bytes], expected: bytes, value: bytes, ttl_ms: int
+    ) -> bool:
+        """Replaces the record `expected` (empty: none) by `value` if all segments exist.
+
+        Segments get the life of the record in the same atomic step.
+        """
+        ...
+
+    def get(self, keys: Sequence[bytes], on_value: OnValue, allocate: Allocate) -> None:
+        """Reads values in order; `on_value` runs while later values are on the wire."""
+        ...
+
+    def quarantine(self, key: bytes, header: bytes) -> bool:
+        """Deletes a key if it still starts with `header`; True if it did."""
+        ...
+
+    def statistics(self) -> BackendStatistics:
+        """Memory and keys of the server; raises StoreDown, so it serves as a ping."""
+        ...
+
+    def close(self) -> None:
+        """Drops all connections. Twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffKeys:
+    """All keys of one hand-off; they share a cluster slot."""
+
+    body: bytes
+    lease: bytes
+    tails: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseGrant:
+    """Who gets a lease and for how long."""
+
+    owner: str
+    request_id: str
+    attempt: int
+    num_bytes: int
+    lease_ms: int
+    ttl_ms: int
+
+
+class LeaseOutcome(enum.Enum):
+    """Answer of the lease scripts."""
+
+    GRANTED = "granted"
+    GONE = "gone"
+    """No lease, or no body: released, aborted, reaped or evicted."""
+    TAKEN = "taken"
+    """Somebody else holds a newer fencing token."""
+    LAPSED = "lapsed"
+    """Its deadline passed before it was renewed."""
+    INCOMPLETE = "incomplete"
+    """A part that has to exist does not."""
+    CONFLICT = "conflict"
+    """Something else is stored under this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReply:
+    """Outcome with the fencing token and the remaining life of the lease, or the missing part."""
+
+    outcome: LeaseOutcome
+    fencing_token: int = 0
+    remaining_ms: int = 0
+    part_idx: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEntry:
+    """One hand-off as the store holds it, for the audit. Ages come from the server's clock."""
+
+    handoff_id: str
+    has_lease: bool
+    has_body: bool
+    tails: tuple[bytes, ...]
+    owner: str = ""
+    state: str = ""
+    request_id: str = ""
+    attempt: int = 0
+    fencing_token: int = 0
+    num_bytes: int = 0
+    age_ms: int = 0
+    remaining_ms: int = 0
+
+
+class LeaseStore(Protocol):
+    """Hand-offs and their leases; each call is one atomic step in one slot. Server time only."""
+
+    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int:
+        """Raises the recorded attempt of a request to `attempt` (0: only reads it).
+
+        Returns:
+            The newest attempt known; 0 when there is none.
+        """
+        ...
+
+    def commit(self, keys: HandoffKeys, body: bytes, grant: LeaseGrant) -> LeaseReply:
+        """Writes body and lease together if all tails exist, and lengthens the tails' life.
+
+        Twice with the same body is harmless: GRANTED with the lease as it is. CONFLICT when
+        another body is there, INCOMPLETE with `part_idx` when a tail is missing.
+        """
+        ...
+
+    def acquire(self, keys: HandoffKeys, grant: LeaseGrant, fencing_token: int) -> LeaseReply:
+        """Makes `grant.owner` the holder with a new fencing token; an earlier holder loses it."""
+        ...
+
+    def renew(self, keys: HandoffKeys, fencing_token: int, lease_ms: int) -> LeaseReply:
+        """Lengthens a live lease of this token; LAPSED, TAKEN or GONE otherwise."""
+        ...
+
+    def release(self, keys: HandoffKeys, fencing_token: int | None) -> LeaseReply:
+        """Deletes lease, body and tails if the token is current (None: whatever the token).
+
+        GONE when they are deleted already: idempotent. TAKEN leaves everything as it is.
+        """
+        ...
+
+    def expire(self, keys: HandoffKeys) -> bool:
+        """Deletes lease, body and tails if no live lease protects them; True if it did."""
+        ...
+
+    def audit(self) -> list[LeaseEntry]:
+        """Every hand-off with anything in the store. Slow: scans all keys."""
+        ...
+
+
+class Backend(BlockStore, LeaseStore, Protocol):
+    """Both ports in one object, as every backend provides them."""

@@ -1,0 +1,148 @@
+"""Settings of the store library and the form of a store URL.
+
+Plain data: the edge of a process builds them from its own settings. Every duration carries its unit
+in its name. Cross-field rules are checked once, in `KvStoreConfig`, and name both fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from kvstore.errors import StoreUrlError
+from kvstore.keys import MAX_SEGMENT_BYTES
+
+SCHEMES = ("memory", "redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStoreConfig:
+    """How one process uses the store.
+
+    Raises:
+        ValueError: A value is out of its range or two values contradict each other.
+    """
+
+    block_tokens: int
+    """Tokens of one block; part of the layout fingerprint."""
+    owner: str = "unnamed"
+    """Who holds leases and writes bodies: the member id of the process."""
+    owner_rank: int = 0
+    """dp rank of the writer, for the ticket body."""
+    segment_bytes: int = 1 << 20
+    """Payloads above this are split into segments of this size."""
+    cache_ttl_s: float = 3600.0
+    """Life of a shared block after its last release or use."""
+    refresh_s: float = 60.0
+    """A block in the cache class is refreshed at most once in this time."""
+    handoff_ttl_s: float = 600.0
+    """Life of blocks and of a ticket whose hand-off was not released yet."""
+    discard_after_s: float = 30.0
+    """Life of writes that are not committed: tails, and segments without an index."""
+    claim_ttl_s: float = 60.0
+    """How long a committed hand-off waits for its first reader."""
+    lease_s: float = 10.0
+    """Life of a reader's lease; renewed at a third."""
+    timeout_s: float = 5.0
+    """Longest wait for one answer of the server, connecting included."""
+    max_connections: int = 8
+    """Data connections kept open to one server; more are opened and closed under load."""
+    pipeline_depth: int = 16
+    """Segments in flight on one connection."""
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise ValueError(f"block_tokens is {self.block_tokens}, at least 1 is needed")
+        if not 1 <= self.segment_bytes <= MAX_SEGMENT_BYTES:
+            raise ValueError(
+                f"segment_bytes is {self.segment_bytes}, allowed are 1..{MAX_SEGMENT_BYTES}"
+            )
+        for name in ("cache_ttl_s", "handoff_ttl_s", "discard_after_s", "claim_ttl_s", "lease_s"):
+            value: float = getattr(self, name)
+            if not 0.001 <= value <= 86400.0 * 30:
+                raise ValueError(f"{name} is {value}, allowed are 0.001 to 2592000 seconds")
+        if self.lease_s > self.handoff_ttl_s or self.claim_ttl_s > self.handoff_ttl_s:
+            raise ValueError(
+                f"lease_s ({self.lease_s}) and claim_ttl_s ({self.claim_ttl_s}) must not exceed "
+                f"handoff_ttl_s ({self.handoff_ttl_s}): raise handoff_ttl_s or lower the other"
+            )
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s is {self.timeout_s}, it must be above 0")
+        if self.max_connections < 1 or self.pipeline_depth < 1:
+            raise ValueError(
+                f"max_connections ({self.max_connections}) and pipeline_depth "
+                f"({self.pipeline_depth}) must be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUrl:
+    """A store URL taken apart. `address` is fit for messages: it holds no secret."""
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    database: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+    @property
+    def address(self) -> str:
+        """Where the store is, without credentials."""
+        if self.scheme == "memory":
+            return "memory"
+        if self.scheme == "unix":
+            return self.path
+        return f"{self.host}:{self.port}"
+
+
+def parse_url(url: str) -> StoreUrl:
+    """Takes a store URL apart.
+
+    Forms: `memory://`, `unix:///path/to/socket[?db=N]`, `redis://[user:password@]host[:port][/N]`,
+    `rediss://...` (TLS).
+
+    Raises:
+        StoreUrlError: Unknown scheme, missing host or path, bad port or database.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise StoreUrlError(
+            f"store URL has scheme {parts.scheme!r}, known are {', '.join(SCHEMES)}; "
+            "for example unix:///run/valkey.sock or redis://127.0.0.1:6379"
+        )
+    if parts.scheme == "memory":
+        return StoreUrl(scheme="memory")
+    username, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if parts.scheme == "unix":
+        if not parts.path or parts.path == "/":
+            raise StoreUrlError("store URL unix:// has no path; write unix:///path/to/socket")
+        number = parts.query.removeprefix("db=") if parts.query else "0"
+        return StoreUrl(
+            scheme="unix",
+            path=unquote(parts.path),
+            database=_database(number),
+            username=username,
+            password=password,
+        )
+    try:
+        port = parts.port or 6379
+    except ValueError as error:
+        raise StoreUrlError(f"store URL has a bad port: {error}") from None
+    if not parts.hostname:
+        raise StoreUrlError(f"store URL {parts.scheme}:// has no host; write redis://host:port")
+    return StoreUrl(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port,
+        database=_database(parts.path.strip("/") or "0"),
+        username=username,
+        password=password,
+    )
+
+
+def _database(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 5:
+        raise StoreUrlError(f"store URL has database {text!r}, a small number is needed")
+    return int(text)

@@ -1,0 +1,297 @@
+"""Names and headers of everything stored: pure functions, no I/O.
+
+A key says what a value is; a 64-byte header inside the value says it again, so that a value under
+the wrong name is caught by whoever reads it. Every bit of a header is either predicted by the
+reader or covered by the payload digest:
+
+    offset  0  4  magic `DKV1`            28  2  segment index
+            4  2  header version          30  2  segment count
+            6  2  flags                   32  8  payload bytes of this segment
+            8  8  layout fingerprint      40 16  xxh3_128 of this segment's payload
+           16  8  first bytes of name     56  4  attempt (0 in shared blocks)
+           24  2  component               60  4  reserved, 0
+           26  2  rank
+
+All integers are little-endian; the digest is in xxhash's canonical (big-endian) form. A shared
+block belongs to no attempt, so its attempt is 0: two attempts that compute the same block write
+the same bytes. Tails and ticket bodies carry the attempt of their hand-off.
+
+Invariant: no user text in a key; the braces keep one block or one hand-off in one cluster slot.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import NewType
+
+import xxhash
+
+BlockHash = NewType("BlockHash", bytes)
+
+HASH_BYTES = 32
+HANDOFF_ID_BYTES = 16
+FINGERPRINT_BYTES = 8
+DIGEST_BYTES = 16
+HEADER_BYTES = 64
+HEADER_VERSION = 1
+MAX_SEGMENT_BYTES = 4 << 20
+MAX_SEGMENTS = 4096
+MAGIC = b"DKV1"
+
+FLAG_SELF_INDEXED = 1
+FLAG_TAIL = 2
+
+_HEADER = struct.Struct("<4sHH8s8sHHHHQ16sI4s")
+_PREFIX = b"dkv1"
+assert _HEADER.size == HEADER_BYTES
+
+Buffer = bytes | bytearray | memoryview
+"""Opaque bytes. A memoryview must be contiguous; its items may have any format."""
+
+
+def flat_view(buffer: Buffer) -> memoryview:
+    """The bytes of a contiguous buffer as a one-dimensional view, without a copy."""
+    view = memoryview(buffer)
+    if view.nbytes == 0:
+        return memoryview(b"")  # views with a zero in their shape cannot be cast
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+class Component(enum.IntEnum):
+    """What a payload is. RECORD is an index record or a ticket body."""
+
+    RECORD = 0
+    KV = 1
+    STATE = 2
+    TAIL_KV = 3
+    TAIL_STATE = 4
+
+    @property
+    def kind(self) -> str:
+        """Name used in errors and counters."""
+        return self.name.lower()
+
+
+TAIL_COMPONENTS = (Component.TAIL_KV, Component.TAIL_STATE)
+
+
+def data_key(
+    fingerprint: bytes, name: bytes, component: Component, segment: int, *, rank: int = 0
+) -> bytes:
+    """Key of one segment of a shared block; `name` is its 32-byte chain hash."""
+    return b"%s:%s:b:{%s}:%d:%d:%d" % (
+        _PREFIX,
+        fingerprint.hex().encode(),
+        name.hex().encode(),
+        component,
+        rank,
+        segment,
+    )
+
+
+def index_key(fingerprint: bytes, name: bytes) -> bytes:
+    """Key of the index record of a block with a component of several segments."""
+    return b"%s:%s:m:{%s}" % (_PREFIX, fingerprint.hex().encode(), name.hex().encode())
+
+
+def tail_prefix(fingerprint: bytes, handoff_id: str) -> bytes:
+    """What all tail keys of a hand-off start with; the `tail_key` of its ticket."""
+    return b"%s:%s:t:{%s}" % (_PREFIX, fingerprint.hex().encode(), handoff_id.encode())
+
+
+def tail_key(
+    fingerprint: bytes, handoff_id: str, component: Component, segment: int, *, rank: int = 0
+) -> bytes:
+    """Key of one segment of a tail component of a hand-off."""
+    return b"%s:%d:%d:%d" % (tail_prefix(fingerprint, handoff_id), component, rank, segment)
+
+
+def body_key(handoff_id: str) -> bytes:
+    """Key of the ticket body of a hand-off."""
+    return b"%s:h:{%s}" % (_PREFIX, handoff_id.encode())
+
+
+def lease_key(handoff_id: str) -> bytes:
+    """Key of the lease of a hand-off."""
+    return b"%s:l:{%s}" % (_PREFIX, handoff_id.encode())
+
+
+def attempt_key(request_id: str) -> bytes:
+    """Key of the newest attempt of a request. The id is user text, so it goes in as a digest."""
+    digest = hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return b"%s:a:{%s}" % (_PREFIX, digest.encode())
+
+
+def handoff_id_of_key(key: bytes) -> str:
+    """The part between the braces of a key; empty if it has none."""
+    start, end = key.find(b"{"), key.find(b"}")
+    return key[start + 1 : end].decode("ascii", "replace") if 0 <= start < end else ""
+
+
+def is_handoff_id(text: str) -> bool:
+    """Whether a string is a hand-off id: 32 lower-case hex digits."""
+    return len(text) == 2 * HANDOFF_ID_BYTES and not set(text) - set("0123456789abcdef")
+
+
+def payload_digest(payload: Buffer) -> bytes:
+    """xxh3_128 of a payload, 16 bytes, canonical (big-endian) form."""
+    return xxhash.xxh3_128_digest(payload)
+
+
+def combine_digests(digests: list[bytes]) -> bytes:
+    """Digest of a payload: its only segment's, or the digest of those of its segments in order."""
+    return digests[0] if len(digests) == 1 else xxhash.xxh3_128_digest(b"".join(digests))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The 64 bytes in front of a stored payload. `name` is 8 bytes: the start of hash or id."""
+
+    fingerprint: bytes
+    name: bytes
+    component: int
+    segment: int
+    num_segments: int
+    num_bytes: int
+    digest: bytes
+    flags: int = 0
+    attempt: int = 0
+    rank: int = 0
+
+    def pack(self) -> bytes:
+        """The header as stored."""
+        return _HEADER.pack(
+            MAGIC,
+            HEADER_VERSION,
+            self.flags,
+            self.fingerprint,
+            self.name,
+            self.component,
+            self.rank,
+            self.segment,
+            self.num_segments,
+            self.num_bytes,
+            self.digest,
+            self.attempt,
+            bytes(4),
+        )
+
+
+class HeaderError(ValueError):
+    """A header that is not one, or not the expected one; `reason` is the failed check."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def unpack_header(value: Buffer) -> Header:
+    """Reads the header of a stored value.
+
+    Raises:
+        HeaderError: Too short, wrong magic or version, or reserved bytes that are not 0.
+    """
+    if len(value) < HEADER_BYTES:
+        raise HeaderError("length", f"{len(value)} bytes are fewer than a header has")
+    (
+        magic,
+        version,
+        flags,
+        fingerprint,
+        name,
+        component,
+        rank,
+        segment,
+        num_segments,
+        num_bytes,
+        digest,
+        attempt,
+        reserved,
+    ) = _HEADER.unpack_from(value)
+    if magic != MAGIC:
+        raise HeaderError("magic", f"magic is {magic!r}, {MAGIC!r} was expected")
+    if version != HEADER_VERSION:
+        raise HeaderError("version", f"header version is {version}, this side reads 1")
+    if reserved != bytes(4):
+        raise HeaderError("reserved", "reserved bytes are not 0")
+    return Header(
+        fingerprint=fingerprint,
+        name=name,
+        component=component,
+        segment=segment,
+        num_segments=num_segments,
+        num_bytes=num_bytes,
+        digest=digest,
+        flags=flags,
+        attempt=attempt,
+        rank=rank,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the reader knows of a segment before it sees it.
+
+    `num_segments` and `digest` are None where only the store knows them (a shared block read
+    without a ticket); both are then taken from the header, which the digest of an index record or
+    of the payload confirms.
+    """
+
+    fingerprint: bytes
+    name: bytes
+    component: Component
+    segment: int
+    attempt: int
+    num_segments: int | None = None
+    num_bytes: int | None = None
+    digest: bytes | None = None
+
+
+def flags_of(component: int, num_segments: int) -> int:
+    """Flags a header of this component and segment count must have."""
+    if component in TAIL_COMPONENTS:
+        return FLAG_TAIL
+    return FLAG_SELF_INDEXED if num_segments == 1 else 0
+
+
+def verify_segment(value: Buffer, expected: Expected) -> tuple[Header, memoryview]:
+    """Checks one stored value against its name and its digest.
+
+    Args:
+        value: Header and payload as read.
+        expected: What this value must be.
+
+    Returns:
+        The header and the payload, a view into `value`.
+
+    Raises:
+        HeaderError: The first check that failed, by name.
+    """
+    header = unpack_header(value)
+    _check("fingerprint", header.fingerprint.hex(), expected.fingerprint.hex())
+    _check("name", header.name.hex(), expected.name[:8].hex())
+    _check("component", header.component, int(expected.component))
+    _check("rank", header.rank, 0)
+    _check("segment", header.segment, expected.segment)
+    _check("attempt", header.attempt, expected.attempt)
+    if expected.num_segments is not None:
+        _check("count", header.num_segments, expected.num_segments)
+    if not expected.segment < header.num_segments <= MAX_SEGMENTS:
+        raise HeaderError("count", f"segment count is {header.num_segments}")
+    _check("flags", header.flags, flags_of(header.component, header.num_segments))
+    payload = memoryview(value)[HEADER_BYTES:]
+    _check("length", len(payload), header.num_bytes)
+    if expected.num_bytes is not None:
+        _check("length", header.num_bytes, expected.num_bytes)
+    if expected.digest is not None:
+        _check("digest", header.digest.hex(), expected.digest.hex())
+    _check("digest", payload_digest(payload).hex(), header.digest.hex())
+    return header, payload
+
+
+def _check(reason: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise HeaderError(reason, f"{reason} is {found}, {wanted} was expected")

@@ -1,0 +1,309 @@
+"""The store as services see it: prefixes, blocks, hand-offs, audit.
+
+    publish:  put_block / put_state ... commit(draft) -> Ticket
+    fetch:    with open_ticket(ticket, token_ids) as reader: reader.fetch(); reader.release()
+    reuse:    lookup(hashes) -> PrefixMatch; get_blocks, get_state
+
+Moves opaque bytes: it has never heard of a tensor. Synchronous and thread-safe; services call it in
+threads. All writes are keyed by content or by request and attempt, so repeating one is harmless.
+
+Invariant: bytes that leave this module were verified against their name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from kvstore.backends.base import Allocate, Backend, BackendStatistics
+from kvstore.backends.memory import MemoryBackend
+from kvstore.backends.redis import RedisBackend
+from kvstore.config import KvStoreConfig, StoreUrl, parse_url
+from kvstore.handoff import HandoffReader, Handoffs, block_refs
+from kvstore.keys import FINGERPRINT_BYTES, HASH_BYTES, Buffer, Component
+from kvstore.leases import JanitorReport, LeaseRecord, classify, sweep
+from kvstore.lookup import PrefixMatch, candidate_ends, count_contiguous, match_prefix
+from kvstore.payloads import PayloadRef, Payloads, ReadRequest
+from kvstore.statistics import Counters, StoreStatistics, counted
+from kvstore.ticket import HandoffDraft, Ticket
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+_FIRST_STATE_BATCH = 16
+
+
+def open_store(url: str, config: KvStoreConfig, *, fingerprint: bytes, clock: Clock) -> KvStore:
+    """Opens a store by URL. Connects at the first call, so an unreachable store is an error there.
+
+    Args:
+        url: See `kvstore.config.parse_url`. `memory://` is a new, private store.
+        config: Settings.
+        fingerprint: Layout fingerprint, 8 bytes.
+        clock: Monotonic seconds.
+
+    Raises:
+        StoreUrlError: The URL names no known backend.
+    """
+    return KvStore(open_backend(url, config, clock), config, fingerprint=fingerprint, clock=clock)
+
+
+def open_backend(url: str, config: KvStoreConfig, clock: Clock) -> Backend:
+    """The backend a URL names; several `KvStore` may share one."""
+    parsed = parse_url(url)
+    return _BACKENDS[parsed.scheme](parsed, config, clock)
+
+
+def _memory(_url: StoreUrl, _config: KvStoreConfig, clock: Clock) -> MemoryBackend:
+    return MemoryBackend(clock)
+
+
+def _redis(url: StoreUrl, config: KvStoreConfig, _clock: Clock) -> RedisBackend:
+    return RedisBackend(url, config)
+
+
+_BACKENDS: dict[str, Callable[[StoreUrl, KvStoreConfig, Clock], Backend]] = {
+    "memory": _memory,
+    "redis": _redis,
+    "rediss": _redis,
+    "unix": _redis,
+}
+
+
+class KvStore:
+    """Blocks and hand-offs of one layout. Thread-safe.
+
+    Args:
+        backend: Where the bytes are.
+        config: Settings.
+        fingerprint: Layout fingerprint, 8 bytes; part of every name.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: KvStoreConfig,
+        *,
+        fingerprint: bytes,
+        clock: Clock,
+    ) -> None:
+        if len(fingerprint) != FINGERPRINT_BYTES:
+            raise ValueError(
+                f"fingerprint has {len(fingerprint)} bytes, a layout fingerprint has 8"
+            )
+        self._backend = backend
+        self._config = config
+        self._fingerprint = bytes(fingerprint)
+        self._clock = clock
+        self._counters = Counters()
+        self._payloads = Payloads(backend, config, self._fingerprint, self._counters)
+        self._handoffs = Handoffs(
+            backend, self._payloads, config, self._fingerprint, clock, self._counters
+        )
+        self._refreshed = _Refreshed(config.refresh_s)
+
+    @property
+    def config(self) -> KvStoreConfig:
+        """The settings this store was opened with."""
+        return self._config
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Layout fingerprint, 8 bytes."""
+        return self._fingerprint
+
+    # Prefixes
+
+    def lookup(self, hashes: Sequence[bytes]) -> PrefixMatch:
+        """Longest stored prefix of a chain and where it can be resumed. Advisory.
+
+        Args:
+            hashes: Chain hashes of the full blocks, first block first.
+        """
+        self._check_hashes(hashes)
+        self._counters.add(lookups=1)
+        with counted(self._counters):
+            num_blocks = count_contiguous(self._payloads.exist(block_refs(hashes)))
+            resume_blocks = 0
+            for ends in candidate_ends(num_blocks, _FIRST_STATE_BATCH):
+                states = [
+                    PayloadRef(component=Component.STATE, name=hashes[end - 1]) for end in ends
+                ]
+                present = self._payloads.exist(states)
+                if any(present):
+                    resume_blocks = ends[present.index(True)]
+                    break
+        return match_prefix(num_blocks, resume_blocks, self._config.block_tokens)
+
+    def get_blocks(
+        self, hashes: Sequence[bytes], allocate: Allocate = bytearray
+    ) -> list[memoryview]:
+        """Verified `kv` payloads of blocks.
+
+        Args:
+            hashes: Their chain hashes.
+            allocate: Memory for each stored value (64 bytes of header, then the payload).
+
+        Raises:
+            BlockMissing, BlockCorrupt: By position; the key of a corrupt block was quarantined.
+        """
+        self._check_hashes(hashes)
+        with counted(self._counters):
+            refs = block_refs(hashes)
+            payloads = self._payloads.read([ReadRequest(ref=ref) for ref in refs], allocate)
+            self._refresh(refs)
+        return payloads
+
+    def get_state(self, block_hash: bytes, allocate: Allocate = bytearray) -> memoryview:
+        """Verified boundary state at the end of a block; errors as `get_blocks`."""
+        self._check_hashes([block_hash])
+        with counted(self._counters):
+            refs = block_refs([block_hash], Component.STATE)
+            payload = self._payloads.read([ReadRequest(ref=refs[0])], allocate)[0]
+            self._refresh(refs)
+        return payload
+
+    # Publishing
+
+    def put_block(self, block_hash: bytes, payload: Buffer, *, attempt: int) -> bytes:
+        """Writes the `kv` payload of a full block unless it is there already.
+
+        Args:
+            block_hash: Its chain hash, 32 bytes.
+            payload: Its bytes; read during the call only.
+            attempt: Attempt of the writer; kept in the index record of a payload in segments.
+
+        Returns:
+            Digest of the payload, 16 bytes, for `HandoffDraft.block_digests`.
+
+        Raises:
+            BlockCorrupt: Other bytes were stored under this name (reason `conflict`); they were
+                quarantined and writing again succeeds.
+            StoreFull, StoreDown: Nothing is readable that is not complete.
+        """
+        return self._put(Component.KV, [(block_hash, payload)], attempt)[0]
+
+    def put_blocks(self, blocks: Iterable[tuple[bytes, Buffer]], *, attempt: int) -> list[bytes]:
+        """`put_block` for several blocks over one connection; digests in the same order."""
+        return self._put(Component.KV, list(blocks), attempt)
+
+    def put_state(self, block_hash: bytes, payload: Buffer, *, attempt: int) -> bytes:
+        """Writes the boundary state at the end of a block; as `put_block`."""
+        return self._put(Component.STATE, [(block_hash, payload)], attempt)[0]
+
+    # Hand-offs
+
+    def begin_attempt(self, request_id: str, attempt: int) -> None:
+        """Makes tickets of older attempts of a request stale, before this one has a ticket.
+
+        Raises:
+            StaleAttempt: A newer attempt began already.
+        """
+        with counted(self._counters):
+            self._handoffs.begin_attempt(request_id, attempt)
+
+    def commit(self, draft: HandoffDraft) -> Ticket:
+        """Writes the tail, then ticket body and lease in one step; errors as `Handoffs.commit`."""
+        with counted(self._counters):
+            return self._handoffs.commit(draft)
+
+    def open_ticket(
+        self, ticket: Ticket, token_ids: Sequence[int], salt: str = ""
+    ) -> HandoffReader:
+        """Verifies a ticket against the caller's tokens and takes its lease.
+
+        Args:
+            ticket: As it came.
+            token_ids: Exactly the tokens whose KV it must hold (`ticket.num_tokens` of them).
+            salt: Tenant salt of the request.
+
+        Raises:
+            LayoutDiffers, TicketInvalid, StaleAttempt, LeaseLost: The ticket is refused.
+            BlockMissing, BlockCorrupt: Its body is gone or wrong.
+        """
+        with counted(self._counters):
+            return self._handoffs.open(ticket, token_ids, salt)
+
+    def abort(self, handoff_id: str) -> bool:
+        """Deletes a committed hand-off whoever holds it; False if there is none (any more)."""
+        with counted(self._counters):
+            return self._handoffs.abort(handoff_id)
+
+    # Upkeep
+
+    def audit(self) -> list[LeaseRecord]:
+        """Every hand-off in the store, of any layout, with owner, age and state. Scans all keys."""
+        with counted(self._counters):
+            return [classify(entry) for entry in self._backend.audit()]
+
+    def janitor(self) -> JanitorReport:
+        """Reaps hand-offs that nobody will release. Safe beside readers and other janitors."""
+        with counted(self._counters):
+            report = sweep(self._backend)
+        self._counters.add(expired=report.num_expired)
+        return report
+
+    def statistics(self) -> StoreStatistics:
+        """Counts of this client since it was opened. No I/O."""
+        return self._counters.snapshot()
+
+    def ping(self) -> BackendStatistics:
+        """What the server says of itself. Raises StoreDown."""
+        with counted(self._counters):
+            return self._backend.statistics()
+
+    def close(self) -> None:
+        """Drops the connections. Twice is harmless."""
+        self._backend.close()
+
+    def _put(
+        self, component: Component, blocks: Sequence[tuple[bytes, Buffer]], attempt: int
+    ) -> list[bytes]:
+        self._check_hashes([name for name, _ in blocks])
+        with counted(self._counters):
+            sealed = [
+                self._payloads.seal(
+                    PayloadRef(component=component, name=bytes(name), index=idx), payload
+                )
+                for idx, (name, payload) in enumerate(blocks)
+            ]
+            self._payloads.write(sealed, int(self._config.handoff_ttl_s * 1000), attempt=attempt)
+        return [payload.digest for payload in sealed]
+
+    def _refresh(self, refs: Sequence[PayloadRef]) -> None:
+        due = self._refreshed.take_due(refs, self._clock())
+        if due:
+            self._payloads.extend(due, int(self._config.cache_ttl_s * 1000))
+
+    def _check_hashes(self, hashes: Sequence[bytes]) -> None:
+        for idx, name in enumerate(hashes):
+            if len(name) != HASH_BYTES:
+                raise ValueError(f"block hash {idx} has {len(name)} bytes, 32 are needed")
+
+
+class _Refreshed:
+    """Which payloads had their life lengthened lately, so that hot ones cost no extra commands."""
+
+    _MAX_REMEMBERED = 1 << 16
+
+    def __init__(self, refresh_s: float) -> None:
+        self._refresh_s = refresh_s
+        self._lock = threading.Lock()
+        self._at: OrderedDict[tuple[Component, bytes], float] = OrderedDict()
+
+    def take_due(self, refs: Sequence[PayloadRef], now: float) -> list[PayloadRef]:
+        """The payloads whose last refresh is too old; they count as refreshed now."""
+        due: list[PayloadRef] = []
+        with self._lock:
+            for ref in refs:
+                name = (ref.component, ref.name)
+                last = self._at.get(name)
+                if last is None or now - last >= self._refresh_s:
+                    self._at[name] = now
+                    self._at.move_to_end(name)
+                    due.append(ref)
+            while len(self._at) > self._MAX_REMEMBERED:
+                self._at.popitem(last=False)
+        return due
