@@ -28,7 +28,7 @@ async def offload(
     executor: Executor | None,
     call: Callable[[], T],
     *,
-    dispose: Callable[[T], None] | None = None,
+    dispose: Callable[[T], object] | None = None,
     cleanup_s: float = CLEANUP_S,
 ) -> T:
     """Returns `call()`, run in a thread of `executor`.
@@ -58,7 +58,7 @@ async def offload(
 
 
 async def clean_up(
-    executor: Executor | None, call: Callable[[], None], *, cleanup_s: float = CLEANUP_S
+    executor: Executor | None, call: Callable[[], object], *, cleanup_s: float = CLEANUP_S
 ) -> None:
     """Runs `call` in a thread without fail, and waits for it up to `cleanup_s` seconds.
 
@@ -80,7 +80,7 @@ async def clean_up(
 class _Owned(Generic[T]):
     """Hands one result either to the caller or to `dispose`."""
 
-    def __init__(self, call: Callable[[], T], dispose: Callable[[T], None] | None) -> None:
+    def __init__(self, call: Callable[[], T], dispose: Callable[[T], object] | None) -> None:
         self._call = call
         self._dispose = dispose
         self._lock = threading.Lock()

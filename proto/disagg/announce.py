@@ -1,6 +1,7 @@
 """How a member announces itself: one heartbeat call, shaped for `runtime.heartbeat.Heartbeat`."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import grpc.aio
 
@@ -37,3 +38,70 @@ def beat_over(
         return wire.seconds(response.interval)
 
     return beat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberCard:
+    """What does not change about a member while it runs; see `disagg.v1.Member`."""
+
+    member_id: str
+    role: membership_pb2.MemberRole
+    address: str
+    group_id: str
+    rank: int
+    group_size: int
+    fingerprint: bytes
+    model: str
+    max_model_len: int
+    block_tokens: int
+
+
+class Announcement:
+    """The member as it is now, under a sequence number that grows with every reading.
+
+    Args:
+        card: What does not change.
+        load: Its load.
+        progress_age_s: Seconds since its loop last turned.
+        is_ready: Whether it can take new work.
+        is_draining: Whether it is about to leave.
+    """
+
+    def __init__(
+        self,
+        card: MemberCard,
+        *,
+        load: Callable[[], wire.LoadLike],
+        progress_age_s: Callable[[], float],
+        is_ready: Callable[[], bool],
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._card = card
+        self._load = load
+        self._progress_age_s = progress_age_s
+        self._is_ready = is_ready
+        self._is_draining = is_draining
+        self._sequence = 0
+
+    def __call__(self) -> membership_pb2.Member:
+        """Returns the message; called on the event loop for each heartbeat."""
+        self._sequence += 1
+        card = self._card
+        return membership_pb2.Member(
+            member_id=card.member_id,
+            role=card.role,
+            address=card.address,
+            group_id=card.group_id,
+            rank=card.rank,
+            group_size=card.group_size,
+            fingerprint=card.fingerprint,
+            model=card.model,
+            max_model_len=card.max_model_len,
+            block_tokens=card.block_tokens,
+            ready=self._is_ready(),
+            draining=self._is_draining(),
+            load=wire.load_snapshot(
+                self._load(), last_progress_ms=int(self._progress_age_s() * 1000)
+            ),
+            sequence=self._sequence,
+        )

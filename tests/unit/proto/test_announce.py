@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import grpc.aio
 
 from disagg import wire
-from disagg.announce import beat_over
+from disagg.announce import Announcement, MemberCard, beat_over
 from disagg.v1 import membership_pb2, membership_pb2_grpc
 
 
@@ -49,3 +51,46 @@ async def test_a_beat_carries_the_member_and_brings_the_interval_and_the_order()
         ("decode-0-r1-4f2a", 0),
         ("decode-0-r1-4f2a", 1),
     ]
+
+
+def test_an_announcement_shows_the_present_and_counts_itself() -> None:
+    state = {"ready": False, "draining": False, "age_s": 0.25}
+    announcement = Announcement(
+        MemberCard(
+            member_id="decode-0-r1-4f2a",
+            role=membership_pb2.MEMBER_ROLE_DECODE,
+            address="127.0.0.1:4711",
+            group_id="decode-0",
+            rank=1,
+            group_size=4,
+            fingerprint=b"12345678",
+            model="tiny-v4",
+            max_model_len=4096,
+            block_tokens=32,
+        ),
+        load=lambda: SimpleNamespace(
+            running=1,
+            waiting=2,
+            kv_tokens=3,
+            kv_capacity_tokens=4,
+            max_running=5,
+            queued_tokens=6,
+            steps=7,
+            placeholder_steps=8,
+        ),
+        progress_age_s=lambda: state["age_s"],
+        is_ready=lambda: bool(state["ready"]),
+        is_draining=lambda: bool(state["draining"]),
+    )
+    first = announcement()
+    unset = {
+        field.name
+        for field in first.DESCRIPTOR.fields
+        if not (first.HasField(field.name) if field.has_presence else getattr(first, field.name))
+    }
+    assert unset == {"ready", "draining", "age"}, "the age is the balancer's to set"
+    assert (first.load.placeholder_steps, first.load.last_progress_ms) == (8, 250)
+    state |= {"ready": True, "draining": True}
+    second = announcement()
+    assert (second.ready, second.draining) == (True, True)
+    assert second.sequence > first.sequence
