@@ -270,6 +270,11 @@ class AsyncEngine:
         """Returns the latest snapshot of the engine thread, at most a few steps old."""
         return self._snapshot
 
+    @property
+    def failure(self) -> EngineFailed | None:
+        """Why the step loop ended for good; None while it has not."""
+        return self._failure
+
     def progress_age_s(self) -> float:
         """Returns the age of the last turn of the step loop."""
         return self._clock() - self._last_turn
