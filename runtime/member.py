@@ -7,10 +7,15 @@ says it is broken for good, ends the process with an error instead of leaving ha
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from runtime.heartbeat import Heartbeat
+from runtime.logging import get_logger
+from runtime.offload import offload
 from runtime.serve import Host, StopSignals
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,52 @@ class Condition:
     is_ready: bool = True
     cause: str = "ok"
     fatal: Exception | None = None
+
+
+class Examiner:
+    """Tells the condition of a service from its step loop and the one dependency it needs.
+
+    Args:
+        is_turning: Whether the step loop makes progress.
+        failure: Why the step loop ended for good, or None.
+        dependency: A short fixed word for the dependency, e.g. `store`.
+        ping: Asks the dependency for a sign of life; blocking, raises if there is none.
+        executor: Where `ping` runs.
+        timeout_s: Seconds `ping` may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_turning: Callable[[], bool],
+        failure: Callable[[], Exception | None],
+        dependency: str,
+        ping: Callable[[], object],
+        executor: Executor,
+        timeout_s: float = 1.0,
+    ) -> None:
+        self._is_turning = is_turning
+        self._failure = failure
+        self._dependency = dependency
+        self._ping = ping
+        self._executor = executor
+        self._timeout_s = timeout_s
+
+    async def __call__(self) -> Condition:
+        """Returns the condition now; see `run_member`."""
+        failure = self._failure()
+        if failure is not None:
+            return Condition(is_live=False, is_ready=False, cause="loop_failed", fatal=failure)
+        if not self._is_turning():
+            return Condition(is_live=False, is_ready=False, cause="loop_stuck")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await offload(self._executor, self._ping, cleanup_s=0.0)
+        except Exception as error:
+            # Whatever the dependency raises means that it cannot be used now.
+            _log.debug("dependency.down", dependency=self._dependency, error=str(error))
+            return Condition(is_ready=False, cause=f"{self._dependency}_down")
+        return Condition()
 
 
 async def run_member(

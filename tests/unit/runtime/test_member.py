@@ -1,7 +1,9 @@
 """The life of a serving process."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
 import pytest
@@ -10,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runtime.clock import ManualClock, system_random
 from runtime.heartbeat import Heartbeat
-from runtime.member import Condition, run_member
+from runtime.member import Condition, Examiner, run_member
 from runtime.metrics import Metrics
 from runtime.serve import DrainSettings, Host, ListenSettings, StopSignals
 
@@ -107,3 +109,42 @@ async def test_a_bug_in_a_heartbeat_ends_the_process(host: Host) -> None:
     with pytest.raises(KeyError, match="typo"):
         async with asyncio.timeout(5):
             await run_member(host, stop=StopSignals(), examine=examine, heartbeats=[heartbeat])
+
+
+class _Service:
+    """A step loop and a dependency with buttons."""
+
+    def __init__(self) -> None:
+        self.is_turning = True
+        self.failure: Exception | None = None
+        self.ping_error: Exception | None = None
+        self.hang: threading.Event | None = None
+
+    def ping(self) -> None:
+        if self.hang is not None:
+            self.hang.wait(5)
+        if self.ping_error is not None:
+            raise self.ping_error
+
+
+async def test_the_examiner_tells_live_ready_and_fatal_apart() -> None:
+    service = _Service()
+    with ThreadPoolExecutor(1) as executor:
+        examine = Examiner(
+            is_turning=lambda: service.is_turning,
+            failure=lambda: service.failure,
+            dependency="store",
+            ping=service.ping,
+            executor=executor,
+            timeout_s=0.05,
+        )
+        assert await examine() == Condition()
+        service.ping_error = OSError("refused")
+        assert await examine() == Condition(is_ready=False, cause="store_down")
+        service.ping_error, service.hang = None, threading.Event()
+        assert await examine() == Condition(is_ready=False, cause="store_down")
+        service.hang.set()
+        service.is_turning = False
+        assert await examine() == Condition(is_live=False, is_ready=False, cause="loop_stuck")
+        service.failure = RuntimeError("rank 1 is dead")
+        assert (await examine()).fatal is service.failure
