@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 
 from balancer.config import BalancerSettings
+from balancer.handoffs import open_handoffs
 from balancer.service import serve
 from balancer.text import ModelFilesError
 from runtime.clock import SystemClock
@@ -17,9 +18,13 @@ from runtime.settings import load_process
 
 
 async def _run(settings: BalancerSettings) -> None:
-    stop = StopSignals()
-    with stop.installed():
-        await serve(settings, clock=SystemClock(), stop=stop, version=_version())
+    stop, clock = StopSignals(), SystemClock()
+    store = open_handoffs(settings.store, clock)
+    try:
+        with stop.installed():
+            await serve(settings, clock=clock, stop=stop, store=store, version=_version())
+    finally:
+        store.close()
 
 
 def _version() -> str:

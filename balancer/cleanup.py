@@ -30,6 +30,7 @@ class CleanUps:
         self._limit_s = limit_s
         self._group = asyncio.TaskGroup()
         self._running = 0
+        self._is_closed = False
         self.failed: Counter[str] = Counter()
 
     @property
@@ -49,10 +50,17 @@ class CleanUps:
         traceback: TracebackType | None,
     ) -> None:
         """Waits for all pieces; each is bounded."""
-        await self._group.__aexit__(kind, error, traceback)
+        try:
+            await self._group.__aexit__(kind, error, traceback)
+        finally:
+            self._is_closed = True
 
     def spawn(self, name: str, work: Coroutine[object, object, object]) -> None:
-        """Runs `work` on its own; `name` labels its failure."""
+        """Runs `work` on its own; `name` labels its failure. Dropped if the group has ended."""
+        if self._is_closed:
+            work.close()
+            self.failed[name] += 1
+            return
         self._running += 1
         self._group.create_task(self._run(name, work), name=f"clean-up: {name}")
 

@@ -12,14 +12,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from balancer.config import StoreSettings
 from balancer.peers import Ticket
+from kvstore import KvStoreConfig, open_store
 from kvstore.errors import KvStoreError
+from runtime.clock import Clock
 from runtime.logging import get_logger
 from runtime.offload import offload
 
 _log = get_logger(__name__)
 
 _NO_LAYOUT = bytes(8)  # pings do not depend on the layout
+
+
+def open_handoffs(settings: StoreSettings, clock: Clock) -> StoreHandoffs:
+    """The shared store of the settings; nothing is connected yet."""
+    config = KvStoreConfig(block_tokens=1, owner="balancer")  # neither matters for what is used
+    return StoreHandoffs(
+        lambda fingerprint: open_store(
+            settings.url, config, fingerprint=fingerprint, clock=clock.now
+        ),
+        ping_s=settings.ping_s,
+    )
 
 
 class Store(Protocol):

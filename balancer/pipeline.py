@@ -27,7 +27,7 @@ from balancer.peers import Committed, FirstToken, LegCall, Peers, PrefixHit, Res
 from balancer.placement import Placer
 from balancer.request import Final, FinishReason, Request, Usage
 from balancer.retry import Leg, RequestRetries, RetryBudget, backoff_s
-from balancer.running import RequestCancelled, RunningRequests
+from balancer.running import RequestCancelled, RunningRequests, deadline_passed
 from balancer.text import IncrementalText
 from balancer.transcript import StreamBroken, Transcript
 from runtime.channel import hop_timeout_s
@@ -216,6 +216,9 @@ class Pipeline:
         """Prepares the next attempt, or raises what the caller gets."""
         if journey.transcript.is_finished:
             return  # the answer is complete; what failed after it is not the caller's concern
+        if isinstance(error, TooLate) and error.reason is Reason.DEADLINE:
+            # The leg's time is ours less a margin, so it noticed first.
+            raise deadline_passed(journey.request) from error
         now, limits = self._clock.now(), self._limits
         remedy = remedy_for(error)
         if remedy is not None and remedy.suspects_member:

@@ -17,7 +17,7 @@ from balancer.cleanup import CleanUps
 from balancer.decisions import DecisionRing, decide
 from balancer.failures import no_pair_error
 from balancer.journey import Journey, Limits, Pair
-from balancer.membership import Member, Membership
+from balancer.membership import ExclusionCause, Member, Membership
 from balancer.peers import Peers
 from balancer.retry import Leg
 from balancer.routing.base import Placement, PlacementRequest, Policy
@@ -109,7 +109,7 @@ class Placer:
                 journey.avoid.clear()
                 continue
             error = no_pair_error(placement, retry_after_s=_RETRY_AFTER_S)
-            if self._clock.now() - started_at >= self._patience_s(journey, error):
+            if self._clock.now() - started_at >= self._patience_s(journey, placement, error):
                 raise error
             full.clear()
             with contextlib.suppress(TimeoutError):
@@ -170,10 +170,17 @@ class Placer:
             "disagg_route_decisions_total", policy=self._policy.name, outcome=outcome
         )
 
-    def _patience_s(self, journey: Journey, error: DisaggError) -> float:
-        """How long to wait for what is missing, counted from the search's begin."""
+    def _patience_s(self, journey: Journey, placement: Placement, error: DisaggError) -> float:
+        """How long to wait for what is missing, counted from the begin of the search.
+
+        A first attempt does not wait for members that are not there; it does for one that is only
+        under suspicion, and a repeated attempt waits for members to come back.
+        """
         if isinstance(error, Overloaded):
             return self._limits.slot_wait_s
-        if isinstance(error, Unavailable) and journey.attempt > 1:
+        is_suspected = any(
+            exclusion.cause is ExclusionCause.SUSPECT for exclusion in placement.exclusions
+        )
+        if isinstance(error, Unavailable) and (journey.attempt > 1 or is_suspected):
             return self._limits.recovery_wait_s
         return 0.0

@@ -66,12 +66,7 @@ class RunningRequests:
                 raise
             if entry.is_cancelled:
                 raise RequestCancelled from error
-            allowed_s = request.deadline - request.arrived_at
-            raise TooLate(
-                f"the request took longer than its {allowed_s:.1f} s; allow more time, or resume "
-                "it with the same request_id and last_seq",
-                reason=Reason.DEADLINE,
-            ) from error
+            raise deadline_passed(request) from error
 
     def cancel(self, request_id: str) -> bool:
         """Ends a running request; returns whether it ran. Twice is harmless."""
@@ -82,3 +77,13 @@ class RunningRequests:
             entry.is_cancelled = True
             entry.deadline.reschedule(asyncio.get_running_loop().time())
         return True
+
+
+def deadline_passed(request: Request) -> TooLate:
+    """The error of a request whose time is up."""
+    allowed_s = request.deadline - request.arrived_at
+    return TooLate(
+        f"the request took longer than its {allowed_s:.1f} s; allow more time, or resume it with "
+        "the same request_id and last_seq",
+        reason=Reason.DEADLINE,
+    )

@@ -30,6 +30,7 @@ from disagg.v1 import (
 )
 from disagg.wire import duration
 from runtime.clock import Clock
+from runtime.errors import InvalidRequest
 from runtime.logging import request_scope
 from runtime.serve import Host
 
@@ -295,7 +296,7 @@ _ROLE_VALUES = {role: value for value, role in _ROLES.items()}
 _LOAD_FIELDS = tuple(field.name for field in membership_pb2.LoadSnapshot.DESCRIPTOR.fields)
 
 
-def text_error(error: TextError) -> Exception:
+def text_error(error: TextError) -> InvalidRequest:
     """What callers see of text that cannot be encoded; for the error map of the process."""
     return bad_field(error.field, str(error))
 

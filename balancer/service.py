@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Protocol, TextIO
 
 from balancer.admission import Admission
 from balancer.cleanup import CleanUps
-from balancer.config import BalancerSettings
+from balancer.config import BalancerSettings, LimitSettings
 from balancer.decisions import DecisionRing
 from balancer.gate import Gate
-from balancer.handoffs import StoreHandoffs
 from balancer.journey import Limits
 from balancer.membership import Membership, Role
 from balancer.peers import GrpcPeers
-from balancer.pipeline import Pipeline
+from balancer.pipeline import Handoffs, Pipeline
 from balancer.placement import Placer
 from balancer.retry import RetryBudget
 from balancer.routing.policies import make_policy
@@ -35,7 +35,6 @@ from balancer.server import (
 )
 from balancer.text import TextCodec, TextError
 from disagg.v1 import admin_pb2_grpc, generation_pb2_grpc, membership_pb2_grpc
-from kvstore import KvStoreConfig, open_store
 from runtime.clock import Clock
 from runtime.errors import ErrorMap
 from runtime.logging import get_logger
@@ -48,28 +47,136 @@ _log = get_logger(__name__)
 _CLEANUP_S = 1.0
 
 
+class SharedStore(Handoffs, Protocol):
+    """What a balancer asks of the shared store."""
+
+    async def is_reachable(self) -> bool:
+        """Whether it answers; called twice a second, bounded by itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balancer:
+    """The parts of one balancer, put together and not yet listening."""
+
+    settings: BalancerSettings
+    clock: Clock
+    metrics: Metrics
+    host: Host
+    members: Membership
+    admission: Admission
+    running: RunningRequests
+    peers: GrpcPeers
+    placer: Placer
+    pipeline: Pipeline
+    cleanups: CleanUps
+    store: SharedStore
+    codec: TextCodec
+
+    async def examine(self) -> Condition:
+        """Housekeeping, and whether requests could be served now."""
+        now = self.clock.now()
+        for member_id in self.members.sweep(now):
+            _log.info("member.forgotten", member=member_id)
+        await self.peers.keep_only({view.member.address for view in self.members.views(now)})
+        sizes = self.admission.statistics()
+        self.metrics.set("disagg_requests_running", sizes.running, role="balancer")
+        self.metrics.set("disagg_requests_waiting", sizes.waiting, role="balancer")
+        if not self.members.can_serve(now):
+            return Condition(is_ready=False, cause="no_members")
+        if not await self.store.is_reachable():
+            return Condition(is_ready=False, cause="store_down")
+        return Condition()
+
+    def statistics(self) -> dict[str, float]:
+        """Named values for operators and tests."""
+        values = self.metrics.snapshot()
+        values["requests_running"] = float(len(self.running))
+        values["clean_ups_running"] = float(self.cleanups.running)
+        values["clean_ups_failed"] = float(self.cleanups.failed.total())
+        return values
+
+    def fingerprint(self) -> str:
+        """KV layout of the first ready decode member, hexadecimal; empty without one."""
+        views = self.members.views(self.clock.now(), Role.DECODE)
+        ready = (view.member.fingerprint.hex() for view in views if view.exclusion is None)
+        return next(ready, "")
+
+    def register(self, version: str) -> None:
+        """Puts the faces on the server."""
+        server, limits = self.host.server, self.settings.limits
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationFace(
+                pipeline=self.pipeline,
+                running=self.running,
+                codec=self.codec,
+                clock=self.clock,
+                default_timeout_s=limits.default_timeout_s,
+                max_timeout_s=limits.max_timeout_s,
+                fingerprint=self.fingerprint,
+            ),
+            server,
+        )
+        membership_pb2_grpc.add_MembershipServiceServicer_to_server(
+            MembershipFace(
+                members=self.members,
+                clock=self.clock,
+                interval_s=self.settings.membership.interval_s,
+                on_change=self.placer.look_again,
+            ),
+            server,
+        )
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminFace(host=self.host, version=version, statistics=self.statistics), server
+        )
+
+
 async def serve(
     settings: BalancerSettings,
     *,
     clock: Clock,
     stop: StopSignals,
+    store: SharedStore,
     version: str,
     ready_to: TextIO = sys.stdout,
 ) -> None:
     """Runs a balancer until `stop` asks it to end.
 
     Args:
+        store: The caller opens and closes it.
         ready_to: Where the ready line goes.
 
     Raises:
         ModelFilesError: The model directory cannot be used.
         ListenError: The address cannot be listened on.
     """
+    async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
+        balancer = assemble(settings, clock=clock, store=store, cleanups=cleanups)
+        try:
+            balancer.register(version)
+            address = await balancer.host.start()
+            _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
+            line = {"event": "ready", "role": "balancer", "address": address, "pid": os.getpid()}
+            ready_to.write(json.dumps(line) + "\n")
+            ready_to.flush()
+            await run_member(balancer.host, stop=stop, examine=balancer.examine)
+        finally:
+            await balancer.peers.close()
+
+
+def assemble(
+    settings: BalancerSettings, *, clock: Clock, store: SharedStore, cleanups: CleanUps
+) -> Balancer:
+    """The parts of a balancer.
+
+    Raises:
+        ModelFilesError: The model directory cannot be used.
+    """
     codec = TextCodec(settings.model.path, name=settings.model.name)
     metrics = Metrics()
-    membership = settings.membership
     members = Membership(
-        stale_after_s=membership.stale_after_s, forget_after_s=membership.forget_after_s
+        stale_after_s=settings.membership.stale_after_s,
+        forget_after_s=settings.membership.forget_after_s,
     )
     errors = ErrorMap()
     errors.register(TextError, text_error)
@@ -84,100 +191,52 @@ async def serve(
         errors=errors,
         options=BALANCER_OPTIONS,
     )
-    store_config = KvStoreConfig(block_tokens=1, owner="balancer")
-    handoffs = StoreHandoffs(
-        lambda fingerprint: open_store(
-            settings.store.url, store_config, fingerprint=fingerprint, clock=clock.now
-        ),
-        ping_s=settings.store.ping_s,
-    )
-    peers = GrpcPeers()
-    running = RunningRequests(clock)
     admission = Admission(
         max_running=settings.admission.max_running, max_waiting=settings.admission.max_waiting
     )
-    limits = _limits(settings)
-    try:
-        async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
-            placer = Placer(
-                members=members,
-                policy=make_policy(settings.routing.policy),
-                decisions=DecisionRing(settings.routing.records),
-                peers=peers,
-                cleanups=cleanups,
-                clock=clock,
-                limits=limits,
-                metrics=metrics,
-            )
-            pipeline = Pipeline(
-                running=running,
-                gate=Gate(admission, clock, max_wait_s=settings.admission.max_wait_s),
-                placer=placer,
-                members=members,
-                peers=peers,
-                handoffs=handoffs,
-                cleanups=cleanups,
-                budget=RetryBudget(settings.limits.retries_per_minute),
-                make_text=codec.incremental,
-                clock=clock,
-                limits=limits,
-                metrics=metrics,
-            )
-            generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-                GenerationFace(
-                    pipeline=pipeline,
-                    running=running,
-                    codec=codec,
-                    clock=clock,
-                    default_timeout_s=settings.limits.default_timeout_s,
-                    max_timeout_s=settings.limits.max_timeout_s,
-                    fingerprint=lambda: _fingerprint(members, clock.now()),
-                ),
-                host.server,
-            )
-            membership_pb2_grpc.add_MembershipServiceServicer_to_server(
-                MembershipFace(
-                    members=members,
-                    clock=clock,
-                    interval_s=membership.interval_s,
-                    on_change=placer.look_again,
-                ),
-                host.server,
-            )
-            admin_pb2_grpc.add_AdminServiceServicer_to_server(
-                AdminFace(
-                    host=host, version=version, statistics=lambda: _statistics(metrics, cleanups)
-                ),
-                host.server,
-            )
-
-            async def examine() -> Condition:
-                now = clock.now()
-                for member_id in members.sweep(now):
-                    _log.info("member.forgotten", member=member_id)
-                await peers.keep_only({view.member.address for view in members.views(now)})
-                waiting = admission.statistics()
-                metrics.set("disagg_requests_running", waiting.running, role="balancer")
-                metrics.set("disagg_requests_waiting", waiting.waiting, role="balancer")
-                if not members.can_serve(now):
-                    return Condition(is_ready=False, cause="no_members")
-                if not await handoffs.is_reachable():
-                    return Condition(is_ready=False, cause="store_down")
-                return Condition()
-
-            address = await host.start()
-            _log.info("balancer.listening", address=address, model=codec.card.name)
-            line = {"event": "ready", "role": "balancer", "address": address, "pid": os.getpid()}
-            ready_to.write(json.dumps(line) + "\n")
-            ready_to.flush()
-            await run_member(host, stop=stop, examine=examine)
-    finally:
-        await peers.close()
-        handoffs.close()
+    running, peers, limits = RunningRequests(clock), GrpcPeers(), _limits(settings.limits)
+    placer = Placer(
+        members=members,
+        policy=make_policy(settings.routing.policy),
+        decisions=DecisionRing(settings.routing.records),
+        peers=peers,
+        cleanups=cleanups,
+        clock=clock,
+        limits=limits,
+        metrics=metrics,
+    )
+    pipeline = Pipeline(
+        running=running,
+        gate=Gate(admission, clock, max_wait_s=settings.admission.max_wait_s),
+        placer=placer,
+        members=members,
+        peers=peers,
+        handoffs=store,
+        cleanups=cleanups,
+        budget=RetryBudget(settings.limits.retries_per_minute),
+        make_text=codec.incremental,
+        clock=clock,
+        limits=limits,
+        metrics=metrics,
+    )
+    return Balancer(
+        settings=settings,
+        clock=clock,
+        metrics=metrics,
+        host=host,
+        members=members,
+        admission=admission,
+        running=running,
+        peers=peers,
+        placer=placer,
+        pipeline=pipeline,
+        cleanups=cleanups,
+        store=store,
+        codec=codec,
+    )
 
 
-def _limits(settings: BalancerSettings) -> Limits:
-    limits = settings.limits
+def _limits(limits: LimitSettings) -> Limits:
     return Limits(
         first_token_s=limits.first_token_s,
         progress_gap_s=limits.progress_gap_s,
@@ -188,16 +247,3 @@ def _limits(settings: BalancerSettings) -> Limits:
         decode_retries=limits.decode_retries,
         suspect_s=limits.suspect_s,
     )
-
-
-def _fingerprint(members: Membership, now: float) -> str:
-    """Layout of the first ready decode member, hexadecimal; empty without one."""
-    ready = (view for view in members.views(now, Role.DECODE) if view.exclusion is None)
-    return next((view.member.fingerprint.hex() for view in ready), "")
-
-
-def _statistics(metrics: Metrics, cleanups: CleanUps) -> dict[str, float]:
-    values = metrics.snapshot()
-    values["clean_ups_running"] = float(cleanups.running)
-    values["clean_ups_failed"] = float(cleanups.failed.total())
-    return values
