@@ -184,7 +184,7 @@ class KvLayout:
                 )
 
     def describe(self) -> dict[str, Any]:
-        """Returns everything that changes bytes, as canonical JSON values; parallel sizes do not."""
+        """Returns all that changes bytes, as canonical JSON values; parallel sizes do not."""
         config = self.config
         yarn = config.yarn
         return {

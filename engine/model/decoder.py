@@ -14,7 +14,7 @@ from engine.model.config import LayerConfig, ModelConfig
 from engine.model.experts import ExpertPlacement
 from engine.model.hyper_connections import HeadCollapse, HyperConnection
 from engine.model.layers import StepCarry
-from engine.model.moe import MixtureOfExperts
+from engine.model.moe import MIN_EXPERT_ROWS, MixtureOfExperts
 from engine.model.weights import Weights, load_weights
 from engine.parallel.dispatch import Dispatcher
 
@@ -30,6 +30,7 @@ class ModelParts:
     dispatcher: Dispatcher
     ops: Kernels
     quantisers: bool
+    min_expert_rows: int
 
 
 class DecoderLayer:
@@ -54,7 +55,14 @@ class DecoderLayer:
             quantisers=parts.quantisers,
         )
         self._experts = MixtureOfExperts(
-            weights, f"{prefix}.ffn", config, layer, parts.placement, parts.dispatcher, ops
+            weights,
+            f"{prefix}.ffn",
+            config,
+            layer,
+            parts.placement,
+            parts.dispatcher,
+            ops,
+            min_rows=parts.min_expert_rows,
         )
 
     def __call__(
@@ -94,6 +102,8 @@ class Decoder:
         layout: KvLayout,
         dispatcher: Dispatcher,
         ops: Kernels,
+        *,
+        batch_invariant: bool = True,
     ) -> "Decoder":
         """Loads a rank's part of a checkpoint directory.
 
@@ -112,6 +122,7 @@ class Decoder:
                 dispatcher=dispatcher,
                 ops=ops,
                 quantisers=layout.quantisers,
+                min_expert_rows=MIN_EXPERT_ROWS if batch_invariant else 1,
             )
         )
 

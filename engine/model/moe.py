@@ -25,9 +25,12 @@ class MixtureOfExperts:
         placement: ExpertPlacement,
         dispatcher: Dispatcher,
         ops: Kernels,
+        *,
+        min_rows: int,
     ) -> None:
         d, width = config.hidden_size, config.moe_intermediate_size
         self._ops = ops
+        self._min_rows = min_rows
         self._config = config
         self._placement = placement
         self._dispatcher = dispatcher
@@ -88,7 +91,7 @@ class MixtureOfExperts:
             self._gate_up,
             self._down,
             config.swiglu_limit,
-            MIN_EXPERT_ROWS,
+            self._min_rows,
         )
         hidden = ops.swiglu(ops.linear(x, self._shared_gate_up), None, config.swiglu_limit)
         result: torch.Tensor = ops.linear(hidden, self._shared_down)

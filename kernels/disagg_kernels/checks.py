@@ -26,9 +26,14 @@ def expect(
         contiguous: Whether the memory must be row-major without gaps.
     """
     found = tensor.shape
-    if len(found) != len(shape) or any(
-        want is not None and want != got for want, got in zip(shape, found, strict=True)
-    ):
+    # Plain loops: this runs some hundred times a step.
+    good = len(found) == len(shape)
+    if good:
+        for want, got in zip(shape, found, strict=True):
+            if want is not None and want != got:
+                good = False
+                break
+    if not good:
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
         raise ValueError(f"{name}: shape {tuple(found)}, wanted [{wanted}]")
     if dtype is not None and tensor.dtype is not dtype:

@@ -29,7 +29,7 @@ def index_logits(
 
 def select_topk(logits: torch.Tensor, k: int) -> torch.Tensor:
     """See `disagg_kernels.index.select_topk`."""
-    rows, num_keys = logits.shape
+    num_keys = logits.shape[1]
     k_here = min(k, num_keys)
     order = logits.sort(dim=-1, descending=True, stable=True)
     picks = order.indices[:, :k_here]

@@ -1,0 +1,184 @@
+"""Builds a rank's engine from a model directory: config, layout, weights, pool, runner, engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from disagg_kernels import Kernels, select_kernels
+from disagg_kernels.reference.dense import ROW_MULTIPLE
+from disagg_kernels.testing import Shapes, row_dependences
+from engine.config import EngineSettings, ModelLimits, SettingsError
+from engine.engine import LLMEngine
+from engine.handoff import KvLayout, weights_revision
+from engine.kv_pool import KvPool
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder
+from engine.model_runner import ModelRunner
+from engine.parallel.ports import Ports, RankContext, open_ports
+
+# Contexts of released models; below it a model is a test model and gets its smallest clean cut.
+_LONG_CONTEXT = 65536
+_LONG_BLOCK_TOKENS = 128
+_SHORT_BLOCK_TOKENS = 32
+
+QUANTISER_CHOICES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEngine:
+    """An engine and what its users need to know of it."""
+
+    engine: LLMEngine
+    config: ModelConfig
+    layout: KvLayout
+    ports: Ports
+    kernels: Kernels
+
+
+def default_block_tokens(config: ModelConfig) -> int:
+    """Tokens of a KV block when nothing else is set: 128, for short test models about 32."""
+    wanted = _LONG_BLOCK_TOKENS
+    if config.max_position_embeddings < _LONG_CONTEXT:
+        wanted = _SHORT_BLOCK_TOKENS
+    cut = config.clean_cut
+    return -(-wanted // cut) * cut
+
+
+def quantisers_enabled(config: ModelConfig, choice: str) -> bool:
+    """Whether the model's own KV quantisers act: `auto` follows the checkpoint's weight format.
+
+    Raises:
+        SettingsError: an unknown choice.
+    """
+    if choice not in QUANTISER_CHOICES:
+        raise SettingsError(
+            f"model.kv_quantisers is {choice!r}: use one of {', '.join(QUANTISER_CHOICES)}"
+        )
+    return config.has_quantised_weights if choice == "auto" else choice == "on"
+
+
+def kv_layout(
+    directory: Path, *, block_tokens: int | None = None, kv_quantisers: str = "auto"
+) -> KvLayout:
+    """Returns the KV layout that a model directory and these settings give.
+
+    Raises:
+        ModelConfigError, LayoutError, SettingsError: see there.
+    """
+    config = ModelConfig.load(directory)
+    return KvLayout(
+        config,
+        block_tokens=block_tokens or default_block_tokens(config),
+        quantisers=quantisers_enabled(config, kv_quantisers),
+        weights_revision=weights_revision(directory),
+    )
+
+
+def build_engine(
+    directory: Path,
+    settings: EngineSettings,
+    *,
+    layout: KvLayout | None = None,
+    context: RankContext | None = None,
+    kv_quantisers: str = "auto",
+) -> BuiltEngine:
+    """Loads a rank's part of a model and returns its engine; a collective of the group.
+
+    Args:
+        directory: Hugging Face checkpoint directory.
+        settings: Cache, scheduler and role. `block_tokens` must be that of `layout`, if given.
+        layout: KV layout, if the caller already has it.
+        context: Place in the rank group; None is a group of one.
+        kv_quantisers: `auto`, `on` or `off`.
+
+    Raises:
+        ModelConfigError, CheckpointError: the directory does not hold a servable model.
+        SettingsError, LayoutError: settings that contradict each other or the model.
+        GroupError: another rank is late or lost.
+    """
+    if layout is None:
+        layout = kv_layout(
+            directory, block_tokens=settings.block_tokens, kv_quantisers=kv_quantisers
+        )
+    if layout.block_tokens != settings.block_tokens:
+        settings = dataclasses.replace(settings, block_tokens=layout.block_tokens)
+    config = layout.config
+    kernels = select_kernels("cpu")
+    if settings.batch_invariant:
+        _require_invariance(kernels, config)
+    rows = max(settings.max_num_batched_tokens, ROW_MULTIPLE)
+    ports = open_ports(
+        context or RankContext(),
+        hidden=config.hidden_size,
+        top_k=config.num_experts_per_tok,
+        max_tokens=rows,
+    )
+    model = Decoder.load(
+        directory,
+        config,
+        layout,
+        ports.dispatcher,
+        kernels,
+        batch_invariant=settings.batch_invariant,
+    )
+    cache = settings.cache_size(layout.block_bytes)
+    pool = KvPool(
+        layout,
+        num_pages=cache.num_pages,
+        num_slots=cache.num_state_slots,
+        max_tokens=-(-rows // ROW_MULTIPLE) * ROW_MULTIPLE,
+    )
+    runner = ModelRunner(
+        model, layout, pool, row_multiple=ROW_MULTIPLE if settings.batch_invariant else 1
+    )
+    engine = LLMEngine(
+        settings=settings,
+        limits=ModelLimits(
+            vocab_size=config.vocab_size,
+            max_model_len=config.max_position_embeddings,
+            eos_token_ids=config.eos_token_ids,
+        ),
+        cache=cache,
+        runner=runner,
+        vote=ports.vote,
+    )
+    return BuiltEngine(engine=engine, config=config, layout=layout, ports=ports, kernels=kernels)
+
+
+def _require_invariance(kernels: Kernels, config: ModelConfig) -> None:
+    d, width = config.hidden_size, config.head_dim
+    inner = config.num_attention_heads * width // config.o_groups
+    found = row_dependences(
+        kernels,
+        Shapes(
+            linear=(
+                (d, config.q_lora_rank + width),
+                (config.q_lora_rank, config.num_attention_heads * width),
+                (inner, config.o_lora_rank),
+                (config.o_groups * config.o_lora_rank, d),
+                (d, config.n_routed_experts),
+                (d, 2 * config.moe_intermediate_size),
+                (config.moe_intermediate_size, d),
+                (config.hc_mult * d, (2 + config.hc_mult) * config.hc_mult),
+                (config.hc_mult * d, config.hc_mult),
+                (d, min(config.vocab_size, 4096)),
+            ),
+            heads=config.num_attention_heads,
+            head_dim=width,
+            index_heads=config.index_n_heads,
+            index_width=config.index_head_dim,
+            streams=config.hc_mult,
+            hidden=d,
+            experts=min(config.n_routed_experts, 16),
+            expert_width=config.moe_intermediate_size,
+        ),
+    )
+    if found:
+        raise SettingsError(
+            "engine.batch_invariant is on, but on this machine rows depend on their neighbours: "
+            + "; ".join(found)
+            + ". Set engine.batch_invariant to false and accept that equal requests may differ "
+            "where two tokens are almost equally likely"
+        )
