@@ -15,10 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import msgpack
 
 from kvstore.backends.base import Allocate, BlockStore, PutItem
 from kvstore.config import KvStoreConfig
@@ -41,18 +39,17 @@ from kvstore.keys import (
     tail_key,
     verify_segment,
 )
-from kvstore.statistics import Counters
-from kvstore.ticket import (
+from kvstore.records import (
     SegmentDigest,
-    decode_segment,
+    decode_index,
+    encode_index,
     open_record,
     seal_record,
-    unpack_array,
 )
+from kvstore.statistics import Counters
 
 logger = logging.getLogger(__name__)
 
-_INDEX_VERSION = 1
 _MAX_REMEMBERED = 1 << 16
 _MAX_INDEX_TRIES = 8
 
@@ -78,6 +75,13 @@ class PayloadRef:
         if self.component in TAIL_COMPONENTS:
             return tail_key(fingerprint, self.name.hex(), self.component, segment)
         return data_key(fingerprint, self.name, self.component, segment)
+
+
+def block_refs(hashes: Sequence[bytes], component: Component = Component.KV) -> list[PayloadRef]:
+    """References to a component of the blocks of a chain."""
+    return [
+        PayloadRef(component=component, name=name, index=idx) for idx, name in enumerate(hashes)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,33 +442,3 @@ class _Reading:
             self._payloads.quarantine(key, header)
         if self._failures:
             raise self._failures[min(self._failures)]
-
-
-def encode_index(
-    components: Mapping[int, Sequence[SegmentDigest]], producer: str, attempt: int
-) -> bytes:
-    """Payload of an index record (MessagePack): version, components, producer and its attempt."""
-    entries = [
-        [component, 0, [[part.num_bytes, part.digest] for part in parts]]
-        for component, parts in sorted(components.items())
-    ]
-    return bytes(msgpack.packb([_INDEX_VERSION, entries, producer, attempt], use_bin_type=True))
-
-
-def decode_index(payload: Buffer) -> dict[int, tuple[SegmentDigest, ...]]:
-    """Segments by component.
-
-    Raises:
-        BlockCorrupt: Not an index record of this version.
-    """
-    version, entries, _producer, _attempt = unpack_array(payload, 4, "index")
-    components: dict[int, tuple[SegmentDigest, ...]] = {}
-    if version != _INDEX_VERSION or not isinstance(entries, list):
-        raise BlockCorrupt("index", 0, "form", "not an index record of version 1")
-    for entry in entries:
-        match entry:
-            case [int(component), 0, [_, *_] as parts]:
-                components[component] = tuple(decode_segment("index", part) for part in parts)
-            case _:
-                raise BlockCorrupt("index", 0, "form", "an entry is not a component")
-    return components

@@ -20,11 +20,12 @@ from kvstore.backends.base import Allocate, Backend, BackendStatistics
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.config import KvStoreConfig, StoreUrl, parse_url
-from kvstore.handoff import HandoffReader, Handoffs, block_refs
+from kvstore.handoff import Handoffs
 from kvstore.keys import FINGERPRINT_BYTES, HASH_BYTES, Buffer, Component
 from kvstore.leases import JanitorReport, LeaseRecord, classify, sweep
 from kvstore.lookup import PrefixMatch, candidate_ends, count_contiguous, match_prefix
-from kvstore.payloads import PayloadRef, Payloads, ReadRequest
+from kvstore.payloads import PayloadRef, Payloads, ReadRequest, block_refs
+from kvstore.reader import HandoffReader, ReaderParts
 from kvstore.statistics import Counters, StoreStatistics, counted
 from kvstore.ticket import HandoffDraft, Ticket
 
@@ -99,9 +100,14 @@ class KvStore:
         self._clock = clock
         self._counters = Counters()
         self._payloads = Payloads(backend, config, self._fingerprint, self._counters)
-        self._handoffs = Handoffs(
-            backend, self._payloads, config, self._fingerprint, clock, self._counters
+        parts = ReaderParts(
+            leases=backend,
+            payloads=self._payloads,
+            config=config,
+            clock=clock,
+            counters=self._counters,
         )
+        self._handoffs = Handoffs(parts, self._fingerprint)
         self._refreshed = _Refreshed(config.refresh_s)
 
     @property

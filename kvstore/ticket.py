@@ -21,23 +21,17 @@ from kvstore.errors import BlockCorrupt, LayoutDiffers, TicketInvalid
 from kvstore.keys import (
     DIGEST_BYTES,
     HASH_BYTES,
-    MAX_SEGMENT_BYTES,
     MAX_SEGMENTS,
     TAIL_COMPONENTS,
     Buffer,
     Component,
-    Expected,
-    Header,
-    HeaderError,
     combine_digests,
     is_handoff_id,
-    payload_digest,
     tail_prefix,
-    verify_segment,
 )
+from kvstore.records import SegmentDigest, decode_segment, unpack_array
 
 BODY_VERSION = 1
-MAX_BODY_BYTES = 64 << 20
 MAX_BLOCKS = 1 << 20
 MAX_NAME_CHARS = 256
 
@@ -91,14 +85,6 @@ class HandoffDraft:
     first_token: int
     salt: str = ""
     traceparent: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentDigest:
-    """Length and digest of one stored segment."""
-
-    num_bytes: int
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,34 +220,6 @@ def decode_body(payload: Buffer) -> TicketBody:
     )
 
 
-def unpack_array(payload: Buffer, num_fields: int, kind: str) -> list[object]:
-    """A MessagePack array of exactly `num_fields` fields, with bounded memory.
-
-    Raises:
-        BlockCorrupt: Anything else.
-    """
-    size = len(payload)
-    if size > MAX_BODY_BYTES:
-        raise BlockCorrupt(kind, 0, "form", f"{size} bytes are more than {MAX_BODY_BYTES}")
-    try:
-        fields = msgpack.unpackb(
-            payload,
-            raw=False,
-            strict_map_key=True,
-            max_array_len=min(size, MAX_SEGMENTS + 64),
-            max_map_len=64,
-            max_str_len=min(size, 1 << 16),
-            max_bin_len=size,
-            max_ext_len=0,
-        )
-    # The library raises its own errors, ValueError and (deep nesting) RecursionError.
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise BlockCorrupt(kind, 0, "form", f"not MessagePack: {type(error).__name__}") from None
-    if not isinstance(fields, list) or len(fields) != num_fields:
-        raise BlockCorrupt(kind, 0, "form", f"not an array of {num_fields} fields")
-    return fields
-
-
 class _Fields:
     """Typed access to the fields of a decoded array."""
 
@@ -291,58 +249,6 @@ class _Fields:
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_SEGMENTS:
             raise BlockCorrupt("body", 0, "form", f"field {idx} is not a list of segments")
         return tuple(decode_segment("body", item) for item in value)
-
-
-def decode_segment(kind: str, item: object) -> SegmentDigest:
-    """One `[num_bytes, digest]` of a decoded record.
-
-    Raises:
-        BlockCorrupt: It is something else.
-    """
-    match item:
-        case [int(num_bytes), bytes(digest)] if (
-            0 <= num_bytes <= MAX_SEGMENT_BYTES and len(digest) == DIGEST_BYTES
-        ):
-            return SegmentDigest(num_bytes=num_bytes, digest=digest)
-    raise BlockCorrupt(kind, 0, "form", "a part of it is not a segment")
-
-
-def seal_record(payload: bytes, *, fingerprint: bytes, name: bytes, attempt: int = 0) -> bytes:
-    """An index record or a ticket body as stored: header and payload."""
-    header = Header(
-        fingerprint=fingerprint,
-        name=name[:8],
-        component=Component.RECORD,
-        segment=0,
-        num_segments=1,
-        num_bytes=len(payload),
-        digest=payload_digest(payload),
-        flags=1,
-        attempt=attempt,
-    )
-    return header.pack() + payload
-
-
-def open_record(
-    stored: Buffer, *, fingerprint: bytes, name: bytes, kind: str, attempt: int = 0
-) -> memoryview:
-    """Payload of a stored record, its header and digest verified.
-
-    Raises:
-        BlockCorrupt: A check failed.
-    """
-    expected = Expected(
-        fingerprint=fingerprint,
-        name=name,
-        component=Component.RECORD,
-        segment=0,
-        attempt=attempt,
-        num_segments=1,
-    )
-    try:
-        return verify_segment(stored, expected)[1]
-    except HeaderError as error:
-        raise BlockCorrupt(kind, 0, error.reason, str(error)) from None
 
 
 def check_ticket(ticket: Ticket, *, fingerprint: bytes) -> None:

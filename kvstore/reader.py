@@ -1,0 +1,201 @@
+"""The reader's end of a hand-off: fetch under a lease, verify, release.
+
+Order: blocks, tail, then lease and attempt once more. What was read under a lease that lapsed, or
+for an attempt that is no longer the newest, is discarded.
+
+Invariant: `fetch` returns state proven to be that of exactly the caller's tokens, or raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseReply, LeaseStore
+from kvstore.config import KvStoreConfig
+from kvstore.errors import KvStoreError, LeaseLost, StaleAttempt
+from kvstore.keys import TAIL_COMPONENTS, Component, attempt_key
+from kvstore.payloads import PayloadRef, Payloads, ReadRequest, block_refs
+from kvstore.statistics import Counters, counted
+from kvstore.ticket import TicketBody
+
+logger = logging.getLogger(__name__)
+
+_BLOCKS_PER_READ = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedState:
+    """State of a sequence, verified. Buffers are owned by this object.
+
+    Attributes:
+        num_tokens: Tokens whose KV this is.
+        blocks: One payload per full block.
+        tail_kv: Entries of the unfinished block; may be empty.
+        tail_state: Windows and compressor state at the end.
+        num_bytes: Payload bytes of all of it.
+    """
+
+    num_tokens: int
+    blocks: tuple[memoryview, ...]
+    tail_kv: memoryview
+    tail_state: memoryview
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderParts:
+    """What a reader works with; one per store client."""
+
+    leases: LeaseStore
+    payloads: Payloads
+    config: KvStoreConfig
+    clock: Callable[[], float]
+    counters: Counters
+
+
+class HandoffReader:
+    """A hand-off whose lease we hold: a context manager that releases it.
+
+    Not thread-safe, except `release`, which may come from another thread than `fetch`.
+    """
+
+    def __init__(
+        self,
+        parts: ReaderParts,
+        body: TicketBody,
+        hashes: Sequence[bytes],
+        keys: HandoffKeys,
+        fencing_token: int,
+    ) -> None:
+        self._parts = parts
+        self._body = body
+        self._hashes = hashes
+        self._keys = keys
+        self._fencing_token = fencing_token
+        self._renewed_at = parts.clock()
+        self._lock = threading.Lock()
+        self._is_released = False
+
+    @property
+    def body(self) -> TicketBody:
+        """The verified ticket body."""
+        return self._body
+
+    def fetch(self, allocate: Allocate = bytearray) -> FetchedState:
+        """Reads and verifies everything; renews the lease meanwhile and checks it at the end.
+
+        Args:
+            allocate: Memory for each stored value (64 bytes of header, then the payload).
+
+        Raises:
+            BlockMissing, BlockCorrupt: A payload is gone or wrong (and quarantined).
+            LeaseLost, StaleAttempt: What was read is discarded.
+        """
+        with counted(self._parts.counters):
+            requests = [
+                ReadRequest(ref=ref, digest=digest)
+                for ref, digest in zip(
+                    block_refs(self._hashes), self._body.block_digests, strict=True
+                )
+            ]
+            blocks: list[memoryview] = []
+            for start in range(0, len(requests), _BLOCKS_PER_READ):
+                stop = start + _BLOCKS_PER_READ
+                blocks += self._parts.payloads.read(requests[start:stop], allocate)
+                self._renew_if_due()
+            tail_kv, tail_state = self._parts.payloads.read(
+                [self._tail_request(component) for component in TAIL_COMPONENTS], allocate
+            )
+            self.renew()
+            check_attempt(self._parts.leases, self._body.request_id, self._body.attempt)
+        self._parts.counters.add(fetched=1)
+        return FetchedState(
+            num_tokens=self._body.num_tokens,
+            blocks=tuple(blocks),
+            tail_kv=tail_kv,
+            tail_state=tail_state,
+            num_bytes=sum(map(len, blocks)) + len(tail_kv) + len(tail_state),
+        )
+
+    def renew(self) -> None:
+        """Lengthens the lease.
+
+        Raises:
+            LeaseLost: It lapsed, was taken over, or the hand-off is gone.
+        """
+        lease_ms = int(self._parts.config.lease_s * 1000)
+        reply = self._parts.leases.renew(self._keys, self._fencing_token, lease_ms)
+        require_granted(reply, self._body.handoff_id)
+        self._renewed_at = self._parts.clock()
+
+    def release(self) -> bool:
+        """Ends the hand-off: deletes body, lease and tail; its blocks join the cache class.
+
+        Idempotent and safe in clean-up: a store that cannot be reached is counted and logged, the
+        lease then ends by itself.
+
+        Returns:
+            Whether this call deleted the hand-off.
+        """
+        with self._lock:
+            if self._is_released:
+                return False
+            self._is_released = True
+        parts = self._parts
+        try:
+            reply = parts.leases.release(self._keys, self._fencing_token)
+            parts.payloads.extend(block_refs(self._hashes), int(parts.config.cache_ttl_s * 1000))
+        except KvStoreError as error:
+            parts.counters.failed(error)
+            logger.warning("release of hand-off %s: %s", self._body.handoff_id, error)
+            return False
+        if reply.outcome is LeaseOutcome.GRANTED:
+            parts.counters.add(released=1)
+        return reply.outcome is LeaseOutcome.GRANTED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _renew_if_due(self) -> None:
+        if self._parts.clock() - self._renewed_at > self._parts.config.lease_s / 3:
+            self.renew()
+
+    def _tail_request(self, component: Component) -> ReadRequest:
+        return ReadRequest(
+            ref=PayloadRef(
+                component=component,
+                name=bytes.fromhex(self._body.handoff_id),
+                attempt=self._body.attempt,
+            ),
+            segments=self._body.tail_segments(component),
+        )
+
+
+def require_granted(reply: LeaseReply, handoff_id: str) -> None:
+    """Raises LeaseLost unless a lease script granted what it was asked for."""
+    if reply.outcome is not LeaseOutcome.GRANTED:
+        raise LeaseLost(handoff_id, reply.outcome.value)
+
+
+def check_attempt(leases: LeaseStore, request_id: str, attempt: int) -> None:
+    """Whether an attempt is the newest one.
+
+    Raises:
+        StaleAttempt: It is not, or the store no longer knows (restarted or evicted).
+    """
+    newest = leases.fence(attempt_key(request_id), 0, 0)
+    if newest != attempt:
+        raise StaleAttempt(request_id, attempt, newest)
