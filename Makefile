@@ -63,11 +63,12 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it: make PYTHON=..." >&2; exit 3; }
 	$(PYTHON) -m venv $(VENV)
 
-# Called with the extras to install; stamps of older settings are removed first.
+# Called with the extras to install; stamps of older settings are removed first. `dev` and `bench`
+# contain `local`, so its stamp is set as well.
 define install
 	rm -f $(VENV)/.installed-$(1)-*
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(1)]'
-	touch $@
+	touch $@ $(STAMP_LOCAL)
 endef
 
 $(STAMP_LOCAL): | $(BIN)/python

@@ -27,6 +27,7 @@ from runtime.metrics import Metrics
 _log = get_logger(__name__)
 
 REQUEST_ID_KEY = "x-request-id"
+MAX_REQUEST_ID_CHARS = 128
 
 # Request and response types differ per method, hence Any. Generic in the type stubs only.
 if TYPE_CHECKING:
@@ -100,11 +101,11 @@ class Surround(grpc.aio.ServerInterceptor):
 def exception_mapper(errors: ErrorMap, metrics: Metrics) -> Surround:
     """The outermost interceptor: every exception ends the call with a status of our table.
 
-    Also binds the request id of the call's metadata to all log records below.
+    Also binds the request id to all log records below.
     """
 
     async def around(method: str, inner: Behaviour, request: Any, context: Context) -> Any:
-        request_id = request_id_of(context)
+        request_id = request_id_of(request, context)
         with request_scope(**({"request_id": request_id} if request_id else {})):
             try:
                 return await inner(request, context)
@@ -128,7 +129,7 @@ def translate(errors: ErrorMap, error: Exception) -> DisaggError | None:
     return errors.translate(error)
 
 
-def call_timer(metrics: Metrics, clock: Clock) -> Surround:
+def call_timer(errors: ErrorMap, metrics: Metrics, clock: Clock) -> Surround:
     """Observes `rpc_server_call_duration_seconds` of every call; sits inside the mapper."""
 
     async def around(method: str, inner: Behaviour, request: Any, context: Context) -> Any:
@@ -138,11 +139,12 @@ def call_timer(metrics: Metrics, clock: Clock) -> Surround:
             result = await inner(request, context)
             code = "OK"
             return result
-        except DisaggError as error:
-            code = error.code.name
+        except grpc.aio.AbortError:
+            code = _code_name(context.code())
             raise
-        except Exception:
-            code = "INTERNAL"
+        except Exception as error:
+            known = translate(errors, error)
+            code = "INTERNAL" if known is None else known.code.name
             raise
         finally:
             metrics.observe(
@@ -210,12 +212,22 @@ class WorkGate:
                     callback()
 
 
-def request_id_of(context: Context) -> str:
-    """The request id that came with the call's metadata; empty if none."""
+def request_id_of(request: object, context: Context) -> str:
+    """The request id in the message or the metadata of a call; empty if none, cut if too long."""
+    named = getattr(request, "request_id", "")
+    if isinstance(named, str) and named:
+        return named[:MAX_REQUEST_ID_CHARS]
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID_KEY and isinstance(value, str):
-            return value
+            return value[:MAX_REQUEST_ID_CHARS]
     return ""
+
+
+def _code_name(code: grpc.StatusCode | int) -> str:
+    """Name of a code as a context tells it: the enum, or its number."""
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return next((known.name for known in grpc.StatusCode if known.value[0] == code), "UNKNOWN")
 
 
 def _incident(method: str, error: Exception, metrics: Metrics) -> DisaggError:

@@ -125,6 +125,7 @@ class Host:
         options: Sequence[Option] = SERVER_OPTIONS,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
+        table = errors or ErrorMap()
         self._listen = listen
         self._drain_settings = drain
         self._gate = WorkGate(work)
@@ -135,8 +136,8 @@ class Host:
             options=list(options),
             maximum_concurrent_rpcs=listen.max_concurrent_calls,
             interceptors=[
-                exception_mapper(errors or ErrorMap(), metrics),
-                call_timer(metrics, clock),
+                exception_mapper(table, metrics),
+                call_timer(table, metrics, clock),
                 self._gate.interceptor,
                 *interceptors,
             ],
