@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,13 +68,25 @@ class FrontDoor:
             return from_rpc_error(error)
         return messages
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Lets the others run until the condition holds; gives up after seconds."""
+        for _ in range(500):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the condition never came true")
+
     async def settle(self) -> None:
         """Waits until nothing runs any more, on either side; then nothing may be held."""
-        for _ in range(500):
-            busy = len(self.balancer.running) or self.cleanups.running
-            if not busy and not any(member.active for member in self.members):
-                break
-            await asyncio.sleep(0.01)
+        await self.until(
+            lambda: (
+                not (
+                    len(self.balancer.running)
+                    or self.cleanups.running
+                    or any(member.active for member in self.members)
+                )
+            )
+        )
         assert not len(self.balancer.running)
         assert [member.active for member in self.members] == [0] * len(self.members)
         assert [member.credits for member in self.decodes] == [set()] * len(self.decodes)
@@ -132,11 +144,11 @@ def tokens_of(messages: Any) -> list[int]:
     """All token ids of a stream; checks that their numbers have no gap and no repetition."""
     assert isinstance(messages, list), repr(messages)
     ids: list[int] = []
+    last: int | None = None
     for message in messages:
         if message.token_ids:
             first = message.seq - len(message.token_ids) + 1
-            if ids:
-                assert first == last + 1, f"token {first} after {last}"
+            assert last is None or first == last + 1, f"token {first} after {last}"
             last = message.seq
             ids += message.token_ids
     assert messages[-1].HasField("final")

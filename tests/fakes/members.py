@@ -280,9 +280,9 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
                     yield decode_pb2.DecodeResponse(tokens=tokens)
             if reason == common_pb2.FINISH_REASON_STOP:
                 return
-            if disturbed and sent == script.after_tokens:
-                if await disturb(script, self._member, context):
-                    return
+            at_point = disturbed and sent == script.after_tokens
+            if at_point and await disturb(script, self._member, context):
+                return
 
 
 def prefill_member(name: str = "p0") -> Member:

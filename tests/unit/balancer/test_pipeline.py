@@ -319,8 +319,7 @@ async def test_one_request_too_many_is_refused_with_a_hint() -> None:
         reading = asyncio.gather(_read(first), return_exceptions=True)
         await door.decodes[0].reached.wait()
         waiting = asyncio.gather(door.generate("second"))
-        while not door.balancer.admission.statistics().waiting:
-            await asyncio.sleep(0)
+        await door.until(lambda: door.balancer.admission.statistics().waiting == 1)
         error = await door.generate("third")
         assert isinstance(error, Overloaded)
         assert error.reason is Reason.QUEUE_FULL
