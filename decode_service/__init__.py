@@ -1,0 +1,1 @@
+"""The decode service: ticket to tokens."""

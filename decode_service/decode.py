@@ -1,0 +1,344 @@
+"""One ticket's path through a decode rank: fetch, verify, resume, stream, release.
+
+Everything a sequence holds (its place in the fence, its credit, bytes of fetched state, the
+engine's handle) is a context manager of one task, so leaving the path by any door frees it. Knows
+no wire: the face translates requests, events and errors.
+
+Order of events: Resumed once, then Tokens with growing numbers; the last Tokens carries the finish
+reason. A path that ends without an error ended with one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from decode_service.credits import Credit, Credits
+from decode_service.fetcher import Fetched, Fetcher
+from disagg import wire
+from engine.async_engine import AsyncEngine, EngineStopped
+from engine.request import (
+    ChunkDone,
+    EngineRequest,
+    RequestFailed,
+    RequestFinished,
+    SamplingParams,
+    TokenOut,
+)
+from kvstore.ticket import Ticket
+from runtime.attempts import AttemptFence
+from runtime.budget import Budget, Grant
+from runtime.clock import Clock
+from runtime.errors import (
+    Bug,
+    Conflict,
+    FieldViolation,
+    InvalidRequest,
+    Mismatch,
+    Overloaded,
+    Reason,
+)
+from runtime.offload import CLEANUP_S
+
+RETRY_AFTER_S = 0.05
+"""Hint to a caller who found no room: about the time of a few steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRequest:
+    """A sequence to take over.
+
+    Args:
+        request_id: Of the caller.
+        attempt: From 1; that of the ticket.
+        ticket: Of the committed hand-off.
+        token_ids: All tokens the ticket covers.
+        num_generated: How many at the end of `token_ids` were generated.
+        sampling: How to choose tokens.
+        cache_salt: Tenant salt of the block chain.
+        credit_id: Credit taken before; may be empty.
+    """
+
+    request_id: str
+    attempt: int
+    ticket: Ticket
+    token_ids: tuple[int, ...]
+    num_generated: int
+    sampling: SamplingParams
+    cache_salt: str = ""
+    credit_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The state is here and verified."""
+
+    num_bytes: int
+    fetch_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """New tokens, all that were ready, numbered without a gap."""
+
+    tokens: tuple[TokenOut, ...]
+
+
+DecodeEvent = Resumed | Tokens
+Emit = Callable[[DecodeEvent], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeStatistics:
+    """What a path holds at one moment; all zero at rest."""
+
+    running: int
+    open_credits: int
+    bytes_in_flight: int
+    waiting_for_bytes: int
+
+
+class DecodePath:
+    """The path of all sequences of one rank."""
+
+    def __init__(
+        self,
+        *,
+        engine: AsyncEngine,
+        fetcher: Fetcher,
+        fingerprint: bytes,
+        credits: Credits,
+        budget: Budget,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._fetcher = fetcher
+        self._fingerprint = fingerprint
+        self._credits = credits
+        self._budget = budget
+        self._clock = clock
+        self._fence = AttemptFence()
+
+    async def reserve(self, request_id: str, num_tokens: int, fingerprint: bytes) -> Credit:
+        """Takes one slot and KV room for a request that will come.
+
+        Raises:
+            InvalidRequest: Bad request id, or no tokens.
+            Mismatch: The sender stores KV in another form.
+            Overloaded: No slot or no room now.
+        """
+        problem = wire.request_id_problem(request_id)
+        if problem is not None:
+            raise _bad("request_id", problem)
+        if num_tokens < 1:
+            raise _bad("num_tokens", f"num_tokens is {num_tokens}: give at least 1")
+        if fingerprint != self._fingerprint:
+            raise Mismatch(
+                f"KV layouts differ: the sender has {fingerprint.hex() or 'none'}, this member has "
+                f"{self._fingerprint.hex()}; both need the same model, revision, block size and KV "
+                "quantisers",
+                reason=Reason.KV_LAYOUT_DIFFERS,
+            )
+        await self.expire_credits()
+        credit = self._credits.open(request_id, self._clock.now())
+        try:
+            granted = await self._engine.try_reserve(credit.credit_id, num_tokens)
+        except BaseException:
+            # The answer is lost, but the engine may have kept the room.
+            self._credits.release(credit.credit_id)
+            await self._free_room(credit.credit_id)
+            raise
+        if not granted:
+            self._credits.release(credit.credit_id)
+            raise Overloaded(
+                f"no slot or no KV room for {num_tokens} tokens on this rank now; try another or "
+                "later",
+                reason=Reason.POOL_FULL,
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return credit
+
+    async def release(self, credit_id: str) -> bool:
+        """Gives a credit back; whether it was open. Twice is harmless."""
+        if not self._credits.release(credit_id):
+            return False
+        await self._free_room(credit_id)
+        return True
+
+    async def expire_credits(self) -> int:
+        """Gives back the room of credits whose deadline passed; how many."""
+        lapsed = self._credits.expire(self._clock.now())
+        for credit in lapsed:
+            await self._free_room(credit.credit_id)
+        return len(lapsed)
+
+    async def run(self, request: SequenceRequest, emit: Emit) -> None:
+        """Takes a sequence from its ticket to its last token.
+
+        Args:
+            request: The sequence.
+            emit: Receives the events in order; its failure ends the path.
+
+        Raises:
+            runtime.errors.DisaggError, engine.request.EngineError, kvstore.errors.KvStoreError:
+                Nothing is left behind in the engine or the store.
+        """
+        check(request)
+        with self._fence.enter(request.request_id, request.attempt):
+            async with self._room(request) as room:
+                size = self._fetcher.size_of(len(request.token_ids))
+                with await self._budget.take(size) as grant:
+                    fetched = await self._fetcher.fetch(
+                        request.ticket, request.token_ids, request.cache_salt
+                    )
+                    await emit(Resumed(num_bytes=fetched.num_bytes, fetch_s=fetched.fetch_s))
+                    await self._stream(request, fetched, room, grant, emit)
+
+    def statistics(self) -> DecodeStatistics:
+        """What is held now."""
+        budget = self._budget.statistics()
+        return DecodeStatistics(
+            running=len(self._fence),
+            open_credits=len(self._credits),
+            bytes_in_flight=budget.held,
+            waiting_for_bytes=budget.num_waiting,
+        )
+
+    @asynccontextmanager
+    async def _room(self, request: SequenceRequest) -> AsyncIterator[str | None]:
+        """The room of the request's credit, for the body to use up; None without one."""
+        if not request.credit_id:
+            yield None
+            return
+        credit = self._credits.redeem(request.credit_id, request.request_id, self._clock.now())
+        if credit is None:
+            # Lapsed while the prompt was computed: the engine's queue decides now.
+            yield None
+            return
+        try:
+            yield credit.credit_id
+        except BaseException:
+            # No effect if the engine has taken the room over with the request.
+            await self._free_room(credit.credit_id)
+            raise
+
+    async def _stream(
+        self,
+        request: SequenceRequest,
+        fetched: Fetched,
+        room: str | None,
+        grant: Grant,
+        emit: Emit,
+    ) -> None:
+        """Runs the sequence and emits what is ready, until its last token."""
+        engine_request = EngineRequest(
+            request_id=f"{request.request_id}#{request.attempt}",
+            token_ids=(*request.token_ids, request.ticket.first_token),
+            num_generated=request.num_generated + 1,
+            sampling=request.sampling,
+            image=fetched.image,
+            reservation_id=room,
+            arrival=self._clock.now(),
+        )
+        async with self._engine.submit(engine_request) as handle:
+            async for event in handle:
+                # The engine has the state on its device now; the bytes here are free.
+                grant.give_back()
+                tokens: list[TokenOut] = []
+                for ready in (event, *handle.take_ready()):
+                    if isinstance(ready, TokenOut):
+                        tokens.append(ready)
+                    elif not isinstance(ready, ChunkDone):
+                        await self._end(request, tokens, ready, emit)
+                if tokens:
+                    await emit(Tokens(tokens=tuple(tokens)))
+                    if tokens[-1].is_last:
+                        return
+        raise Bug(f"decode of {request.request_id} ended without a last token")
+
+    async def _end(
+        self,
+        request: SequenceRequest,
+        tokens: list[TokenOut],
+        event: RequestFinished | RequestFailed,
+        emit: Emit,
+    ) -> NoReturn:
+        """Ends the path by an event that brings no token."""
+        if tokens:
+            await emit(Tokens(tokens=tuple(tokens)))
+        if isinstance(event, RequestFailed):
+            raise event.error
+        # Lengths were checked before, and nobody but this path aborts the request.
+        raise Bug(f"decode of {request.request_id} ended by {event.finish_reason}")
+
+    async def _free_room(self, credit_id: str) -> None:
+        """Gives room back to the engine; waits for its answer, but not for ever."""
+        try:
+            async with asyncio.timeout(CLEANUP_S):
+                await self._engine.release_reservation(credit_id)
+        except (TimeoutError, EngineStopped):
+            # The engine thread has the command and obeys when its step ends; a stopped engine
+            # holds nothing.
+            return
+
+
+def check(request: SequenceRequest) -> None:
+    """Refuses what no store and no engine has to see; they check the rest themselves.
+
+    Raises:
+        InvalidRequest: With the field, its value and what would be accepted.
+        Conflict: The ticket belongs to an older attempt.
+    """
+    problem = wire.request_id_problem(request.request_id)
+    if problem is not None:
+        raise _bad("request_id", problem)
+    if request.attempt < 1:
+        raise _bad("attempt", f"attempt is {request.attempt}: attempts count from 1")
+    ticket = request.ticket
+    if ticket.request_id != request.request_id:
+        raise _bad(
+            "ticket.request_id",
+            f"ticket.request_id is {ticket.request_id!r}, but the call is for "
+            f"{request.request_id!r}: send the ticket of this request",
+        )
+    if ticket.attempt < request.attempt:
+        raise Conflict(
+            f"the ticket is of attempt {ticket.attempt}, the call of attempt {request.attempt}: "
+            "a newer attempt has a ticket of its own",
+            reason=Reason.STALE_ATTEMPT,
+        )
+    if ticket.attempt > request.attempt:
+        raise Conflict(
+            f"attempt {request.attempt} is stale: its ticket is of attempt {ticket.attempt}",
+            reason=Reason.STALE_ATTEMPT,
+        )
+    num_tokens = len(request.token_ids)
+    if num_tokens == 0:
+        raise _bad("token_ids", "token_ids is empty: send the tokens that the ticket covers")
+    if num_tokens != ticket.num_tokens:
+        raise _bad(
+            "token_ids",
+            f"{num_tokens} token_ids came, but the ticket covers {ticket.num_tokens}: send exactly "
+            "those",
+        )
+    if request.num_generated >= num_tokens:
+        raise _bad(
+            "num_generated",
+            f"num_generated is {request.num_generated} of {num_tokens} token_ids: a prompt of at "
+            "least one token has to stand before what was generated",
+        )
+    if request.sampling.max_tokens <= request.num_generated + 1:
+        raise _bad(
+            "sampling.max_tokens",
+            f"sampling.max_tokens is {request.sampling.max_tokens} with "
+            f"{request.num_generated + 1} tokens generated: nothing is left to decode",
+        )
+
+
+def _bad(field: str, description: str) -> InvalidRequest:
+    return InvalidRequest(
+        description,
+        reason=Reason.BAD_REQUEST,
+        violations=(FieldViolation(field=field, description=description),),
+    )

@@ -1,0 +1,105 @@
+"""Settings of a prefill process; `runtime.settings` loads them."""
+
+from pathlib import Path
+from typing import Literal
+
+from runtime.logging import Form, Level
+from runtime.serve import DrainSettings, ListenSettings
+from runtime.settings import Settings, setting
+
+
+class ModelSettings(Settings):
+    """The model that is served."""
+
+    path: Path = setting(
+        Path("models/tiny-v4"), help="checkpoint directory of the model", flag="--model"
+    )
+    name: str = setting("", help="name the model is served under; empty: that of the directory")
+    kv_quantisers: Literal["auto", "on", "off"] = setting(
+        "auto", help="the model's own KV quantisers; auto follows the weight format"
+    )
+
+
+class GroupSettings(Settings):
+    """The ranks that run in lockstep."""
+
+    ranks: int = setting(1, help="rank processes, each an engine", flag="--ranks", ge=1)
+    name: str = setting("prefill-0", help="name of the group, unique in a cluster", flag="--group")
+    backend: Literal["shm", "gloo"] = setting("shm", help="transport between the ranks")
+    collective_timeout_s: float = setting(30.0, help="seconds a collective may take", gt=0)
+    start_timeout_s: float = setting(300.0, help="seconds the ranks may take to meet", gt=0)
+
+
+class EngineSection(Settings):
+    """One engine; the rest follows from the model."""
+
+    block_tokens: int | None = setting(
+        None, help="tokens of a KV block; empty: what suits the model", ge=1
+    )
+    kv_memory_bytes: int = setting(64 << 20, help="bytes of KV pages of one rank", gt=0)
+    max_num_seqs: int = setting(16, help="prompts that hold memory at once", ge=1)
+    max_num_batched_tokens: int = setting(512, help="rows of one step, and of a chunk", ge=1)
+    max_waiting: int = setting(1024, help="prompts that may wait in the engine", ge=1)
+    max_model_len: int | None = setting(None, help="lowers the context of the model", ge=2)
+    batch_invariant: bool = setting(True, help="rows never depend on their neighbours")
+
+
+class StoreSection(Settings):
+    """The shared KV store."""
+
+    url: str = setting(help="URL of the KV store, e.g. unix:///run/kv.sock", flag="--store")
+    timeout_s: float = setting(5.0, help="seconds one answer of the store may take", gt=0)
+    cache_ttl_s: float = setting(3600.0, help="seconds a shared block lives unused", gt=0)
+    handoff_ttl_s: float = setting(600.0, help="seconds the blocks of a hand-off live", gt=0)
+    claim_ttl_s: float = setting(60.0, help="seconds a hand-off waits for its reader", gt=0)
+
+
+class PublishSettings(Settings):
+    """How KV gets into the store."""
+
+    state_every_blocks: int = setting(
+        8, help="blocks between two boundary states, beside each prompt's last; 0: none", ge=0
+    )
+    writers: int = setting(2, help="threads that talk to the store", ge=1)
+    max_bytes_in_flight: int = setting(
+        512 << 20, help="host bytes of KV of all prompts between engine and store", gt=0
+    )
+    max_waiting: int = setting(256, help="prompts that may wait for those bytes", ge=0)
+
+
+class AnnounceSettings(Settings):
+    """Who hears of this process."""
+
+    balancers: tuple[str, ...] = setting(
+        (), help="host:port of every balancer, separated by commas", flag="--balancer"
+    )
+
+
+class LimitSettings(Settings):
+    """Bounds of one call."""
+
+    default_timeout_s: float = setting(
+        600.0, help="seconds for a call that comes without a deadline", gt=0
+    )
+
+
+class LogSettings(Settings):
+    """Logs on standard error."""
+
+    level: Level = setting("info", help="lowest level that is written")
+    form: Form = setting("json", help="json for machines, console for people")
+
+
+class PrefillSettings(Settings):
+    """Everything a prefill process can be told."""
+
+    model: ModelSettings = ModelSettings()
+    group: GroupSettings = GroupSettings()
+    engine: EngineSection = EngineSection()
+    store: StoreSection
+    publish: PublishSettings = PublishSettings()
+    announce: AnnounceSettings = AnnounceSettings()
+    listen: ListenSettings = ListenSettings()
+    drain: DrainSettings = DrainSettings()
+    limits: LimitSettings = LimitSettings()
+    log: LogSettings = LogSettings()

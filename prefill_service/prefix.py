@@ -1,0 +1,103 @@
+"""Loads the longest stored prefix of a prompt from which prefill can resume.
+
+Blocking; runs in a thread. The look-up is advisory: every byte is verified by the store library
+when it is read, and a block that is missing or corrupt shortens the prefix instead of failing the
+prompt. Each such case is counted by its cause.
+
+Invariants: a loaded prefix ends at a block end whose boundary state was verified, and leaves at
+least one token of the prompt to compute.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.errors import BlockCorrupt, BlockMissing
+from kvstore.keys import Buffer, combine_digests, payload_digest
+from kvstore.store import KvStore
+from runtime.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+# Every retry follows a failed read, so a store that loses keys faster than we read ends the loop.
+MAX_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPrefix:
+    """Verified KV of the first `num_tokens` tokens of a prompt.
+
+    Args:
+        num_tokens: A multiple of the block size.
+        blocks: One payload per block.
+        digests: Their digests.
+        state: Boundary state behind the last block.
+    """
+
+    num_tokens: int
+    blocks: tuple[Buffer, ...]
+    digests: tuple[bytes, ...]
+    state: Buffer
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes read."""
+        return sum(len(block) for block in self.blocks) + len(self.state)
+
+
+class PrefixLoader:
+    """Reads prefixes for one rank."""
+
+    def __init__(self, store: KvStore, *, block_tokens: int, metrics: Metrics) -> None:
+        self._store = store
+        self._block_tokens = block_tokens
+        self._metrics = metrics
+
+    def load(self, block_hashes: Sequence[bytes], num_tokens: int) -> LoadedPrefix | None:
+        """Returns the longest verified prefix, None if nothing usable is stored.
+
+        Args:
+            block_hashes: Names of all full blocks of the prompt.
+            num_tokens: Tokens of the prompt, at least 1; the last one is always computed.
+
+        Raises:
+            kvstore.errors.KvStoreError: The store itself fails.
+        """
+        usable = min(len(block_hashes), (num_tokens - 1) // self._block_tokens)
+        for _ in range(MAX_TRIES):
+            match = self._store.lookup(block_hashes[:usable])
+            self._count_lookup(usable, match.num_blocks)
+            if match.resume_blocks == 0:
+                break
+            try:
+                return self._read(block_hashes[: match.resume_blocks])
+            except (BlockMissing, BlockCorrupt) as error:
+                self._metrics.count("disagg_prefix_fallback_total", cause=error.cause)
+                logger.warning("stored prefix not usable, trying a shorter one: %s", error)
+                usable = match.resume_blocks - 1 if error.kind == "state" else error.index
+        return None
+
+    def _count_lookup(self, num_asked: int, num_found: int) -> None:
+        self._metrics.count("disagg_kv_lookup_blocks_total", num_found, result="hit")
+        self._metrics.count("disagg_kv_lookup_blocks_total", num_asked - num_found, result="miss")
+
+    def _read(self, block_hashes: Sequence[bytes]) -> LoadedPrefix:
+        state = self._store.get_state(block_hashes[-1])
+        blocks = tuple(self._store.get_blocks(block_hashes))
+        prefix = LoadedPrefix(
+            num_tokens=len(block_hashes) * self._block_tokens,
+            blocks=blocks,
+            digests=tuple(self._digest(block) for block in blocks),
+            state=state,
+        )
+        self._metrics.count(
+            "disagg_kv_read_bytes_total", prefix.num_bytes - len(state), component="kv"
+        )
+        self._metrics.count("disagg_kv_read_bytes_total", len(state), component="state")
+        return prefix
+
+    def _digest(self, payload: memoryview) -> bytes:
+        """The digest that `put_block` returned to whoever wrote this payload."""
+        size = self._store.config.segment_bytes
+        segments = [payload[start : start + size] for start in range(0, len(payload), size)]
+        return combine_digests([payload_digest(segment) for segment in segments])

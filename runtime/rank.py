@@ -1,0 +1,151 @@
+"""The process of one rank of a group: step loop, server, dependency, heartbeats; start to exit.
+
+    dependency answers ─► step loop runs ─► server listens ─► announced, examined
+                                                                   │ SIGTERM
+    exit ◄─ step loop leaves with its group ◄─ server closed ◄─ drained
+
+Everything is closed in the reverse order of its opening, whichever step fails. What the rank serves
+is the caller's: it comes as callables and protocols.
+"""
+
+import asyncio
+import dataclasses
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from runtime.clock import Clock
+from runtime.errors import ErrorMap
+from runtime.heartbeat import Heartbeat
+from runtime.logging import get_logger
+from runtime.member import Condition, Examiner, run_member
+from runtime.metrics import Metrics
+from runtime.offload import offload
+from runtime.serve import DrainSettings, Host, ListenSettings, StopSignals
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_log = get_logger(__name__)
+
+LEAVE_S = 10.0
+"""Seconds beyond the drain in which all ranks of a group leave their step loop together."""
+
+
+class StepLoop(Protocol):
+    """What runs beside the server in a thread of its own."""
+
+    def start(self) -> None:
+        """Starts it, in the event loop of the caller; once."""
+        ...
+
+    async def stop(self, *, drain_s: float = 0.0, timeout_s: float = 10.0) -> None:
+        """Ends it, with its peers; once, after the last call."""
+        ...
+
+    def is_healthy(self) -> bool:
+        """Says whether it turns; any time."""
+        ...
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why it ended for good, if it did."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """What one rank process is made of.
+
+    Args:
+        role: Label of metrics and logs.
+        rank: Added to the port, unless that is 0.
+        services: Full names of what is served, for health and reflection.
+        work: Full method names that are work; see `Host`.
+        equip: Registers the servicers on the host's server.
+        announce: Heartbeats of the started host.
+        dependency: Short fixed word for what the rank cannot work without.
+        ping: Asks it for a sign of life; blocking.
+        on_tick: Called with each examination, about twice a second; housekeeping.
+    """
+
+    role: str
+    rank: int
+    services: Sequence[str]
+    work: frozenset[str]
+    listen: ListenSettings
+    drain: DrainSettings
+    errors: ErrorMap
+    metrics: Metrics
+    clock: Clock
+    executor: Executor
+    step_loop: StepLoop
+    dependency: str
+    ping: Callable[[], object]
+    equip: Callable[[Host], None]
+    announce: Callable[[Host, StopSignals, AsyncExitStack], Sequence[Heartbeat]]
+    on_tick: Callable[[], object] = lambda: None
+
+
+async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
+    """Runs a rank until SIGTERM, or until `stop` asks.
+
+    Raises:
+        ListenError: The address cannot be listened on.
+        Exception: What `ping` raised at the start, or why the step loop ended for good.
+    """
+    stop = stop or StopSignals()
+    async with AsyncExitStack() as stack:
+        # Only SIGTERM: an interrupt at a terminal reaches the supervisor, which passes it on.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.request)
+        await offload(plan.executor, plan.ping)
+        plan.step_loop.start()
+        stack.push_async_callback(plan.step_loop.stop, timeout_s=plan.drain.max_s + LEAVE_S)
+        port = plan.listen.port and plan.listen.port + plan.rank
+        host = Host(
+            role=plan.role,
+            clock=plan.clock,
+            metrics=plan.metrics,
+            work=plan.work,
+            services=plan.services,
+            listen=plan.listen.model_copy(update={"port": port}),
+            drain=plan.drain,
+            errors=plan.errors,
+        )
+        plan.equip(host)
+        await host.start()
+        stack.push_async_callback(host.stop, 0)
+        heartbeats = plan.announce(host, stop, stack)
+        examiner = Examiner(
+            is_turning=plan.step_loop.is_healthy,
+            failure=lambda: plan.step_loop.failure,
+            dependency=plan.dependency,
+            ping=plan.ping,
+            executor=plan.executor,
+        )
+
+        async def examine() -> Condition:
+            plan.on_tick()
+            return await examiner()
+
+        _log.info("rank.serving", address=host.address, rank=plan.rank)
+        await run_member(host, stop=stop, examine=examine, heartbeats=heartbeats)
+    _log.info("rank.ended", rank=plan.rank)
+
+
+def gauges(prefix: str, statistics: "DataclassInstance") -> dict[str, float]:
+    """The numbers of a statistics object as `prefix.field`; of its mappings a level deeper."""
+    values: dict[str, float] = {}
+    for field in dataclasses.fields(statistics):
+        # A field may hold anything; what is no number is not for the map.
+        value: Any = getattr(statistics, field.name)
+        if isinstance(value, int | float):
+            values[f"{prefix}.{field.name}"] = float(value)
+        elif isinstance(value, Mapping):
+            for key, inner in value.items():
+                if isinstance(inner, int | float):
+                    values[f"{prefix}.{field.name}.{key}"] = float(inner)
+    return values
