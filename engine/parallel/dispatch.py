@@ -128,7 +128,7 @@ class DispatchShape:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
 
     def check_dispatch(
-        self, rows: Tensor, slot_ids: Tensor, weights: Tensor, num_slots: int
+        self, rows: Tensor, slot_ids: Tensor, weights: Tensor, slots_per_rank: int
     ) -> int:
         """Checks the arguments of `dispatch` and returns T.
 
@@ -148,24 +148,67 @@ class DispatchShape:
             raise _wrong("slot_ids", slot_ids, f"{list(wanted)} int64")
         if weights.shape != wanted or weights.dtype is not torch.float32:
             raise _wrong("weights", weights, f"{list(wanted)} float32")
-        if num_slots < 1:
-            raise DispatchInputError(f"num_slots is {num_slots}, must be at least 1")
+        if not 1 <= slots_per_rank <= _MAX_SLOTS_PER_RANK:
+            raise DispatchInputError(
+                f"slots_per_rank is {slots_per_rank}, must be in 1..{_MAX_SLOTS_PER_RANK}"
+            )
         return num_tokens
 
-    def check_outputs(self, outputs: Tensor, handle: DispatchHandle, number: int) -> None:
-        """Checks the arguments of `combine`; `number` is the port's last dispatch.
+    def check_outputs(self, outputs: Tensor, handle: DispatchHandle) -> None:
+        """Checks the outputs given to `combine`.
 
         Raises:
-            DispatchInputError: names the argument, what was found and what is wanted.
+            DispatchInputError: names what was found and what is wanted.
         """
         wanted = (len(handle.entries), self.hidden)
         if outputs.shape != wanted or outputs.dtype is not torch.float32:
             raise _wrong("outputs", outputs, f"{list(wanted)} float32")
-        if handle.number != number:
+
+
+class DispatchTurns:
+    """Holds the calls of a port to their order: dispatch, its combine, the next dispatch."""
+
+    __slots__ = ("_is_open", "number")
+
+    def __init__(self) -> None:
+        """Starts before the first dispatch."""
+        self.number = 0
+        self._is_open = False
+
+    def check_dispatch(self) -> None:
+        """Refuses a dispatch while one is not combined.
+
+        Raises:
+            DispatchInputError: out of order.
+        """
+        if self._is_open:
             raise DispatchInputError(
-                f"handle is of dispatch {handle.number}, but the last one was {number}: combine "
-                f"each dispatch once, before the next one"
+                f"dispatch {self.number} was not combined: combine it before the next dispatch"
             )
+
+    def check_combine(self, handle: DispatchHandle) -> None:
+        """Refuses all but the first combine of the last dispatch.
+
+        Raises:
+            DispatchInputError: out of order.
+        """
+        if handle.number != self.number:
+            raise DispatchInputError(
+                f"handle is of dispatch {handle.number}, but the last one was {self.number}: "
+                f"combine each dispatch once, before the next one"
+            )
+        if not self._is_open:
+            raise DispatchInputError(f"dispatch {self.number} was combined already")
+
+    def open(self) -> int:
+        """A dispatch goes ahead; returns its number."""
+        self.number += 1
+        self._is_open = True
+        return self.number
+
+    def close(self) -> None:
+        """The combine goes ahead."""
+        self._is_open = False
 
 
 def check_ids(ids: IntArray, num_slots: int) -> npt.NDArray[np.bool_] | None:
@@ -203,25 +246,13 @@ def order_local(ids: SlotArray, first_slot: int, num_slots: int) -> tuple[IntArr
     return found[order], slots[order]
 
 
-def check_slots_per_rank(slots_per_rank: int) -> None:
-    """Refuses slot counts that the order does not know.
-
-    Raises:
-        DispatchInputError: out of range.
-    """
-    if not 1 <= slots_per_rank <= _MAX_SLOTS_PER_RANK:
-        raise DispatchInputError(
-            f"slots_per_rank is {slots_per_rank}, must be in 1..{_MAX_SLOTS_PER_RANK}"
-        )
-
-
 class LocalDispatcher:
     """Dispatch in a group of one rank: an ordered gather, and the scatter back."""
 
     def __init__(self, shape: DispatchShape) -> None:
         """Takes the sizes; `max_tokens` is checked as in the other forms."""
         self._shape = shape
-        self._number = 0
+        self._turns = DispatchTurns()
 
     @property
     def rank(self) -> int:
@@ -237,26 +268,27 @@ class LocalDispatcher:
         self, rows: Tensor, slot_ids: Tensor, weights: Tensor, slots_per_rank: int
     ) -> Dispatched:
         """See `Dispatcher.dispatch`."""
-        check_slots_per_rank(slots_per_rank)
+        self._turns.check_dispatch()
         num_tokens = self._shape.check_dispatch(rows, slot_ids, weights, slots_per_rank)
         ids = slot_ids.numpy()
         holes = check_ids(ids, slots_per_rank)
         entries, slots = order_local(ids.reshape(-1).astype(np.int32), 0, slots_per_rank)
-        self._number += 1
         return Dispatched(
             torch.from_numpy(rows.numpy().take(entries // self._shape.top_k, axis=0)),
             torch.from_numpy(weights.numpy().reshape(-1).take(entries)),
             torch.from_numpy(slots.astype(np.int64)),
-            DispatchHandle(entries, num_tokens, holes, self._number),
+            DispatchHandle(entries, num_tokens, holes, self._turns.open()),
         )
 
     def combine(self, outputs: Tensor, handle: DispatchHandle) -> Tensor:
         """See `Dispatcher.combine`."""
-        self._shape.check_outputs(outputs, handle, self._number)
-        shape = (handle.num_tokens * self._shape.top_k, self._shape.hidden)
+        self._turns.check_combine(handle)
+        self._shape.check_outputs(outputs, handle)
+        self._turns.close()
+        shape = (handle.num_tokens, self._shape.top_k, self._shape.hidden)
         combined = (np.empty if handle.holes is None else np.zeros)(shape, np.float32)
-        combined[handle.entries] = outputs.numpy()
-        return torch.from_numpy(combined.reshape(handle.num_tokens, self._shape.top_k, -1))
+        combined.reshape(-1, self._shape.hidden)[handle.entries] = outputs.numpy()
+        return torch.from_numpy(combined)
 
 
 def _wrong(name: str, tensor: Tensor, wanted: str) -> DispatchInputError:

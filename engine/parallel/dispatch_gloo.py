@@ -15,12 +15,11 @@ from engine.parallel.dispatch import (
     Dispatched,
     DispatchHandle,
     DispatchShape,
+    DispatchTurns,
     IntArray,
     check_ids,
-    check_slots_per_rank,
     order_local,
 )
-from engine.parallel.errors import DispatchInputError
 
 
 class GlooDispatcher:
@@ -35,8 +34,8 @@ class GlooDispatcher:
         """Takes the channel; nothing is sent."""
         self._channel = channel
         self._shape = shape
-        self._number = 0
-        self._sent_entries: IntArray | None = None
+        self._turns = DispatchTurns()
+        self._sent_entries: IntArray = np.empty(0, np.int64)
         self._sent_rows: list[int] = []
         self._received_rows: list[int] = []
 
@@ -54,22 +53,16 @@ class GlooDispatcher:
         self, rows: Tensor, slot_ids: Tensor, weights: Tensor, slots_per_rank: int
     ) -> Dispatched:
         """See `Dispatcher.dispatch`."""
-        check_slots_per_rank(slots_per_rank)
-        num_slots = slots_per_rank * self.num_ranks
-        num_tokens = self._shape.check_dispatch(rows, slot_ids, weights, num_slots)
+        self._turns.check_dispatch()
+        num_tokens = self._shape.check_dispatch(rows, slot_ids, weights, slots_per_rank)
         ids = slot_ids.numpy()
-        holes = check_ids(ids, num_slots)
-        if self._sent_entries is not None:
-            raise DispatchInputError(
-                f"dispatch {self._number} was not combined: combine it before the next dispatch"
-            )
-        self._number += 1
+        holes = check_ids(ids, slots_per_rank * self.num_ranks)
+        number = self._turns.open()
         hidden, top_k = self._shape.hidden, self._shape.top_k
         flat = ids.reshape(-1)
         (used,) = (flat >= 0).nonzero()
         targets = flat[used] // slots_per_rank
-        sent_entries: IntArray = used[targets.argsort(kind="stable")]
-        self._sent_entries = sent_entries
+        self._sent_entries = sent_entries = used[targets.argsort(kind="stable")]
         self._sent_rows = np.bincount(targets, minlength=self.num_ranks).tolist()
         self._received_rows = self._exchange_counts(self._sent_rows)
         sent = np.empty((len(sent_entries), hidden + 2), np.float32)
@@ -90,15 +83,15 @@ class GlooDispatcher:
             torch.from_numpy(received[order, :hidden]),
             torch.from_numpy(received[order, hidden]),
             torch.from_numpy(slots.astype(np.int64)),
-            DispatchHandle(order, num_tokens, holes, self._number),
+            DispatchHandle(order, num_tokens, holes, number),
         )
 
     def combine(self, outputs: Tensor, handle: DispatchHandle) -> Tensor:
         """See `Dispatcher.combine`."""
-        self._shape.check_outputs(outputs, handle, self._number)
-        if self._sent_entries is None:
-            raise DispatchInputError(f"dispatch {self._number} was combined already")
-        sent_entries, self._sent_entries = self._sent_entries, None
+        self._turns.check_combine(handle)
+        self._shape.check_outputs(outputs, handle)
+        self._turns.close()
+        sent_entries = self._sent_entries
         hidden, top_k = self._shape.hidden, self._shape.top_k
         returned = np.empty((len(handle.entries), hidden), np.float32)
         returned[handle.entries] = outputs.numpy()

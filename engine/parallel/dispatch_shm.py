@@ -23,11 +23,12 @@ from engine.parallel.dispatch import (
     Dispatched,
     DispatchHandle,
     DispatchShape,
+    DispatchTurns,
+    IntArray,
+    SlotArray,
     check_ids,
-    check_slots_per_rank,
     order_local,
 )
-from engine.parallel.errors import DispatchInputError
 from engine.parallel.shared_memory import Exchange, Segment
 
 _ALIGN = 4096
@@ -62,8 +63,7 @@ class SharedMemoryDispatcher:
         self._num_ranks = ranks
         self._shape = shape
         self._exchange = exchange
-        self._number = 0
-        self._combined_number = 0
+        self._turns = DispatchTurns()
         self._num_written = 0
         body = segment.map_body(body_bytes(shape, ranks))
         starts = np.cumsum([0, *_area_sizes(shape, ranks)]).tolist()
@@ -99,27 +99,27 @@ class SharedMemoryDispatcher:
         self, rows: Tensor, slot_ids: Tensor, weights: Tensor, slots_per_rank: int
     ) -> Dispatched:
         """See `Dispatcher.dispatch`."""
-        check_slots_per_rank(slots_per_rank)
-        num_slots = slots_per_rank * self._num_ranks
-        num_tokens = self._shape.check_dispatch(rows, slot_ids, weights, num_slots)
+        self._turns.check_dispatch()
+        num_tokens = self._shape.check_dispatch(rows, slot_ids, weights, slots_per_rank)
         ids = slot_ids.numpy()
-        holes = check_ids(ids, num_slots)
-        if self._combined_number != self._number:
-            raise DispatchInputError(
-                f"dispatch {self._number} was not combined: combine it before the next dispatch"
-            )
-        self._number += 1
+        holes = check_ids(ids, slots_per_rank * self._num_ranks)
+        number = self._turns.open()
         self._write(num_tokens, rows, ids, weights)
         self._exchange.publish()
         self._exchange.wait("dispatch")
-        return self._read(num_tokens, holes, slots_per_rank)
+        entries, slots = self._find(slots_per_rank)
+        return Dispatched(
+            torch.from_numpy(self._rows.take(entries // self._shape.top_k, axis=0)),
+            torch.from_numpy(self._weights.take(entries)),
+            torch.from_numpy(slots.astype(np.int64)),
+            DispatchHandle(entries, num_tokens, holes, number),
+        )
 
     def combine(self, outputs: Tensor, handle: DispatchHandle) -> Tensor:
         """See `Dispatcher.combine`. The result is a view, valid until the next dispatch."""
-        self._shape.check_outputs(outputs, handle, self._number)
-        if self._combined_number == self._number:
-            raise DispatchInputError(f"dispatch {self._number} was combined already")
-        self._combined_number = self._number
+        self._turns.check_combine(handle)
+        self._shape.check_outputs(outputs, handle)
+        self._turns.close()
         self._results[handle.entries] = outputs.numpy()
         self._exchange.publish()
         self._exchange.wait("combine")
@@ -128,7 +128,7 @@ class SharedMemoryDispatcher:
             combined[handle.holes] = 0.0
         return torch.from_numpy(combined)
 
-    def _write(self, num_tokens: int, rows: Tensor, ids: np.ndarray, weights: Tensor) -> None:
+    def _write(self, num_tokens: int, rows: Tensor, ids: IntArray, weights: Tensor) -> None:
         self._own_rows[:num_tokens] = rows.numpy()
         self._own_ids[:num_tokens] = ids
         self._own_weights[:num_tokens] = weights.numpy()
@@ -137,20 +137,15 @@ class SharedMemoryDispatcher:
         self._num_written = num_tokens
         self._counts[self._rank] = num_tokens
 
-    def _read(self, num_tokens: int, holes: np.ndarray | None, slots_per_rank: int) -> Dispatched:
+    def _find(self, slots_per_rank: int) -> tuple[IntArray, SlotArray]:
+        """Places of this rank's rows among all (source, row, choice), and their slots, in order."""
         top_k, max_tokens = self._shape.top_k, self._shape.max_tokens
         most_tokens = int(self._counts.max())
         ids = self._ids[:, :most_tokens].reshape(-1)
         found, slots = order_local(ids, self._rank * slots_per_rank, slots_per_rank)
         # From places in the read part [ranks, most_tokens, K] to places in the whole area.
         skipped = (max_tokens - most_tokens) * top_k
-        entries = found if not skipped else found + found // (most_tokens * top_k) * skipped
-        return Dispatched(
-            torch.from_numpy(self._rows.take(entries // top_k, axis=0)),
-            torch.from_numpy(self._weights.take(entries)),
-            torch.from_numpy(slots.astype(np.int64)),
-            DispatchHandle(entries, num_tokens, holes, self._number),
-        )
+        return (found + found // (most_tokens * top_k) * skipped if skipped else found), slots
 
 
 def _area_sizes(shape: DispatchShape, num_ranks: int) -> tuple[int, int, int, int, int]:
