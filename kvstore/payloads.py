@@ -203,16 +203,16 @@ class Payloads:
     def extend(self, refs: Sequence[PayloadRef], ttl_ms: int) -> list[bool]:
         """Which payloads seem to be there; those live for at least `ttl_ms` more."""
         keys: list[bytes] = []
-        firsts: list[int] = []
+        spans: list[slice] = []
         for ref in refs:
-            firsts.append(len(keys))
+            start = len(keys)
             count = self._known_segments(ref)
             keys += (ref.key(self._fingerprint, number) for number in range(count))
             if count > 1:
                 keys.append(index_key(self._fingerprint, ref.name))
+            spans.append(slice(start, len(keys)))
         present = self._backend.lookup(keys, extend_ms=ttl_ms)
-        stops = [*firsts[1:], len(keys)]
-        return [all(present[start:stop]) for start, stop in zip(firsts, stops, strict=True)]
+        return [all(present[span]) for span in spans]
 
     def exist(self, refs: Sequence[PayloadRef]) -> list[bool]:
         """Which payloads seem to be there (their first segment is). Advisory."""

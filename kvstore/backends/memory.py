@@ -58,6 +58,7 @@ class MemoryBackend:
         self._lock = threading.RLock()
         self._values: dict[bytes, _Value] = {}
         self._leases: dict[bytes, _Lease] = {}
+        self._last_fence = 0
 
     # BlockStore
 
@@ -158,7 +159,7 @@ class MemoryBackend:
                     state="committed",
                     request_id=grant.request_id,
                     attempt=grant.attempt,
-                    fencing_token=int(self._clock() * 1e6) + 1,
+                    fencing_token=self._first_fence(),
                     num_bytes=grant.num_bytes,
                     created_ms=now_ms,
                     deadline_ms=now_ms + grant.lease_ms,
@@ -179,6 +180,7 @@ class MemoryBackend:
             if lease.attempt != grant.attempt or lease.fencing_token < fencing_token:
                 return LeaseReply(outcome=LeaseOutcome.TAKEN)
             lease.fencing_token += 1
+            self._last_fence = max(self._last_fence, lease.fencing_token)
             lease.owner, lease.state = grant.owner, "held"
             lease.deadline_ms = now_ms + grant.lease_ms
             lease.expires_ms = max(lease.expires_ms, now_ms + grant.ttl_ms)
@@ -262,6 +264,11 @@ class MemoryBackend:
             del self._leases[key]
             return None
         return lease
+
+    def _first_fence(self) -> int:
+        # As in `commit.lua`: above all tokens of earlier lives. The clock may stand still here.
+        self._last_fence = max(self._last_fence + 1, int(self._clock() * 1e6))
+        return self._last_fence
 
     def _put_one(self, item: PutItem) -> bytes | None:
         now_ms = self._now_ms()

@@ -99,6 +99,8 @@ class RedisBackend:
 
     def get(self, keys: Sequence[bytes], on_value: OnValue, allocate: Allocate) -> None:
         """See `BlockStore`."""
+        if not keys:
+            return
         errors: list[ReplyError] = []
 
         def on_reply(idx: int, reply: Reply | ReplyError) -> None:
