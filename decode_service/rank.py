@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
-from importlib import metadata
 
 from decode_service.config import DecodeSettings
 from decode_service.credits import Credits
@@ -35,7 +34,7 @@ from runtime.errors import ExitCode
 from runtime.heartbeat import Heartbeat
 from runtime.logging import configure_logging
 from runtime.metrics import Metrics
-from runtime.rank import LEAVE_S, RankPlan, gauges, run_rank
+from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, run_rank
 from runtime.serve import Host, ListenError, StopSignals
 from runtime.settings import load_process
 from runtime.startup import exits
@@ -147,7 +146,7 @@ async def _serve(context: RankContext, settings: DecodeSettings, built: BuiltEng
             decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, host.server)
             admin = AdminServicer(
                 role=ROLE,
-                version=metadata.version("disagg"),
+                version=installed_version("disagg"),
                 fingerprint=layout.fingerprint,
                 begin_drain=host.begin_drain,
                 end_drain=host.end_drain,

@@ -11,10 +11,11 @@ is the caller's: it comes as callables and protocols.
 import asyncio
 import dataclasses
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.clock import Clock
@@ -56,6 +57,10 @@ class StepLoop(Protocol):
         ...
 
 
+async def _nothing() -> None:
+    """No housekeeping."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
     """What one rank process is made of.
@@ -87,7 +92,7 @@ class RankPlan:
     ping: Callable[[], object]
     equip: Callable[[Host], None]
     announce: Callable[[Host, StopSignals, AsyncExitStack], Sequence[Heartbeat]]
-    on_tick: Callable[[], object] = lambda: None
+    on_tick: Callable[[], Awaitable[object]] = _nothing
 
 
 async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
@@ -128,12 +133,20 @@ async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
         )
 
         async def examine() -> Condition:
-            plan.on_tick()
+            await plan.on_tick()
             return await examiner()
 
         _log.info("rank.serving", address=host.address, rank=plan.rank)
         await run_member(host, stop=stop, examine=examine, heartbeats=heartbeats)
     _log.info("rank.ended", rank=plan.rank)
+
+
+def installed_version(distribution: str) -> str:
+    """Version of an installed distribution; `unknown` when it runs from its source tree."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def gauges(prefix: str, statistics: "DataclassInstance") -> dict[str, float]:
