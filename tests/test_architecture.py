@@ -117,8 +117,13 @@ def test_tests_keep_to_the_wall_too() -> None:
 
 
 def unit_test_of(name: str) -> Path:
-    """Where the unit test of a module stands: the tree, mirrored."""
+    """Where the unit test of a module stands: the tree, mirrored.
+
+    An operation and its twins share one test, since twins are compared with each other.
+    """
     package, *rest = name.split(".")
+    if package == "disagg_kernels":
+        rest = [part for part in rest if part not in {"reference", "triton"}]
     directory = {"disagg": "proto", "disagg_kernels": "kernels"}.get(package, package)
     return ROOT.joinpath("tests", "unit", directory, *rest[:-1], f"test_{rest[-1]}.py")
 
