@@ -1,0 +1,1 @@
+"""Measurements, one module each; every module prints one JSON object with `--json`."""
