@@ -189,6 +189,7 @@ class AsyncEngine:
         # Event loop thread: handles not yet over. Engine thread: to whom events go.
         self._open: dict[str, RequestHandle] = {}
         self._live: dict[str, RequestHandle] = {}
+        self._questions: set[asyncio.Future[bool]] = set()
         self._all_over = asyncio.Event()
         self._all_over.set()
 
@@ -308,8 +309,12 @@ class AsyncEngine:
             if not answer.done():
                 answer.set_result(value)
 
+        self._questions.add(answer)
         self._post(lambda: self._call_loop(settle, question()))
-        return await answer
+        try:
+            return await answer
+        finally:
+            self._questions.discard(answer)
 
     def _leave(self, handle: RequestHandle) -> None:
         self._post_abort(handle)
@@ -337,6 +342,9 @@ class AsyncEngine:
         for handle in list(self._open.values()):
             handle._fail(error)
             self._forget(handle)
+        for answer in self._questions:
+            if not answer.done():
+                answer.set_exception(error)
 
     # Engine thread.
 

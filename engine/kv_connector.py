@@ -79,6 +79,7 @@ class InMemoryExport:
         self._stride_tokens = state_every_blocks * block_tokens
         self.blocks: dict[int, bytes] = dict(given.blocks) if given else {}
         self.states: dict[int, bytes] = dict(given.states) if given else {}
+        self._saved: set[int] = set()
         self.tail: tuple[int, bytes, bytes] | None = None
 
     def wants_state(self, end_tokens: int) -> bool:
@@ -86,7 +87,14 @@ class InMemoryExport:
         return self._stride_tokens > 0 and end_tokens % self._stride_tokens == 0
 
     def save_block(self, block_idx: int, payload: bytes) -> None:
-        """Keeps it; an equal copy of a block that was given is welcome, another is not."""
+        """Keeps it; an equal copy of a block that was given is welcome.
+
+        Raises:
+            ValueError: the block came before, or differs from the copy that was given.
+        """
+        if block_idx in self._saved:
+            raise ValueError(f"block {block_idx} came twice")
+        self._saved.add(block_idx)
         if self.blocks.setdefault(block_idx, payload) != payload:
             raise ValueError(f"block {block_idx} differs from the copy that was given")
 

@@ -113,21 +113,21 @@ class Sequence:
     ) -> FinishReason | None:
         """Says why the generation ends with the token just appended, if it does.
 
-        A stop token counts once `min_tokens` tokens stand before it. It stays in the stream: tokens are numbered, and
-        whether its text is shown is decided where text is known.
+        `banned_token_ids` keeps ends from being drawn too early, so they need no second look. A
+        stop token stays in the stream: tokens are numbered, and whether its text is shown is
+        decided where text is known.
         """
         sampling = self.request.sampling
-        if self.num_generated > sampling.min_tokens and (
-            token_id in sampling.stop_token_ids
-            or (not sampling.ignore_eos and token_id in eos_token_ids)
-        ):
+        if token_id in sampling.stop_token_ids:
+            return "stop"
+        if token_id in eos_token_ids and not sampling.ignore_eos:
             return "stop"
         if self.num_generated >= sampling.max_tokens or self.num_tokens >= context_tokens:
             return "length"
         return None
 
     def banned_token_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the tokens that may not be drawn next, because `min_tokens` is not reached."""
+        """Returns the tokens that may not be drawn next, while `min_tokens` is not reached."""
         sampling = self.request.sampling
         if self.num_generated >= sampling.min_tokens:
             return ()

@@ -378,9 +378,7 @@ def test_errors_of_one_request_leave_its_neighbours_alone() -> None:
         def save_tail(self, num_tokens: int, partial: bytes, state: bytes) -> None:
             raise broken
 
-    engine.add(
-        EngineRequest(request_id="export", token_ids=prompt_of(6), export=Refusing(BLOCK))
-    )
+    engine.add(EngineRequest(request_id="export", token_ids=prompt_of(6), export=Refusing(BLOCK)))
     events = drain(engine)
     failed = {e.request_id: e.error for e in events if isinstance(e, RequestFailed)}
     assert set(failed) == {"nan", "export"}
@@ -397,9 +395,7 @@ def test_a_failed_import_fails_the_request_and_the_step_still_runs() -> None:
     drain(engine)
     runner.fail_import = ValueError("wrong length")
     num_plans = len(runner.plans)
-    engine.add(
-        EngineRequest(request_id="b", token_ids=(*prompt_of(6), 3), image=export.image())
-    )
+    engine.add(EngineRequest(request_id="b", token_ids=(*prompt_of(6), 3), image=export.image()))
     (event,) = drain(engine)
     assert isinstance(event, RequestFailed)
     assert event.error is runner.fail_import
