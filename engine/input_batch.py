@@ -12,6 +12,8 @@ chunk overwrites, so the chunk's rows are read from scratch and the rings are wr
 Both give the same bits: rows are only copied.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +50,8 @@ class RatioInputs:
         sequence_ring: [sequences * ring] ring rows of the step's sequences; empty when direct.
         table_pages, table_places: [sequences, entries] page and place of every visible entry; the
             number of entries is padded, padding names page 0.
-        list_rows: [rows] sequence of each row, for looking the table up.
         max_visible: Largest of `visible`.
+        everything: What a layer reads that attends to all visible entries; None if there are none.
     """
 
     ratio: int
@@ -67,6 +69,20 @@ class RatioInputs:
     sequence_ring: torch.Tensor
     table_pages: torch.Tensor
     table_places: torch.Tensor
+    everything: Selection | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Selection:
+    """Compressed entries that rows attend to, and which of them count.
+
+    Attributes:
+        entry_rows: [rows, columns] int64 pool rows, counted from the first entry of page 0.
+        mask: [rows, columns] float32, 0 or -inf.
+    """
+
+    entry_rows: torch.Tensor
+    mask: torch.Tensor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,8 +97,10 @@ class StepInputs:
         spans: Per sequence (sequence, first row, end row).
         sequence_of_row: [rows] int64; padding names sequence 0.
         rotation_window, rotation_long: [rows, pairs] complex64.
-        window_rows: [rows, window columns] ring rows without layer offset.
-        window_is_new: [rows, window columns] bool, None when direct; window_new_rows: scratch rows.
+        window_rows: [rows, sink + window columns] pool rows without layer offset; the sink's
+            columns name the zero row.
+        window_is_new: [rows, sink + window columns] bool, True where the row is not in the ring
+            but in scratch, which has no layer offset; None when direct.
         window_mask: [rows, sink + window columns] 0 or -inf.
         window_source, window_target: Rows that enter the window rings, and where.
         sample_rows: [samples, padded] rows whose logits are wanted; num_samples: how many count.
@@ -100,7 +118,6 @@ class StepInputs:
     rotation_long: torch.Tensor
     window_rows: torch.Tensor
     window_is_new: torch.Tensor | None
-    window_new_rows: torch.Tensor | None
     window_mask: torch.Tensor
     window_source: torch.Tensor
     window_target: torch.Tensor
@@ -185,7 +202,7 @@ class InputBuilder:
             },
         )
 
-    def _window_inputs(self, step: "_Step") -> dict[str, torch.Tensor | None]:
+    def _window_inputs(self, step: _Step) -> dict[str, torch.Tensor | None]:
         window = self._window
         seen = step.positions[:, None] + np.arange(1 - window, 1)[None, :]
         slot_base = np.zeros(step.num_rows, dtype=np.int64)
@@ -194,31 +211,33 @@ class InputBuilder:
         rows = slot_base[:, None] + seen % window
         valid = seen >= 0
         valid[step.num_tokens :] = False
-        columns = self._window_columns
-        mask = np.full((step.num_rows, SINK_COLUMNS + columns), NEG_INF, dtype=np.float32)
+        columns = SINK_COLUMNS + self._window_columns
+        in_window = slice(SINK_COLUMNS, SINK_COLUMNS + window)
+        mask = np.full((step.num_rows, columns), NEG_INF, dtype=np.float32)
         mask[:, 0] = 0.0
-        mask[:, SINK_COLUMNS : SINK_COLUMNS + window][valid] = 0.0
+        mask[:, in_window][valid] = 0.0
         is_new: torch.Tensor | None = None
-        new_rows: torch.Tensor | None = None
         if not step.direct:
             first_new = step.starts[step.sequence_of_row][:, None]
             new = (seen >= first_new) & valid
             offset = step.begins[step.sequence_of_row][:, None] - first_new
-            scratch = np.where(new, self._pool.scratch_at + seen + offset, 0)
-            is_new = torch.from_numpy(_pad_columns(new, columns))
-            new_rows = torch.from_numpy(_pad_columns(scratch, columns))
+            rows = np.where(new, self._pool.scratch_at + seen + offset, rows)
+            wide = np.zeros((step.num_rows, columns), dtype=np.bool_)
+            wide[:, in_window] = new
+            is_new = torch.from_numpy(wide)
+        listed = np.zeros((step.num_rows, columns), dtype=np.int64)
+        listed[:, in_window] = rows
         source, target = _ring_writes(step, window, self._pool.windows_at, self._pool.slot_rows)
         return {
-            "window_rows": torch.from_numpy(_pad_columns(rows, columns)),
+            "window_rows": torch.from_numpy(listed),
             "window_is_new": is_new,
-            "window_new_rows": new_rows,
             "window_mask": torch.from_numpy(mask),
             "window_source": source,
             "window_target": target,
         }
 
     def _ratio_inputs(
-        self, step: "_Step", tables: list[tuple[int, ...]], ratio: int, kind: LayerKind
+        self, step: _Step, tables: list[tuple[int, ...]], ratio: int, kind: LayerKind
     ) -> RatioInputs:
         overlap = kind is LayerKind.CSA
         ring = 2 * ratio if overlap else ratio
@@ -260,6 +279,18 @@ class InputBuilder:
         entry = np.arange(width)
         page_index = np.minimum(entry // per_page, table.shape[1] - 1)
         source, target = _ring_writes(step, ring, 0, ring)
+        table_pages = table[:, page_index]
+        everything = None
+        if max_visible:
+            columns = round_up(max_visible, SINK_COLUMNS)
+            entries = (
+                table_pages[:, :columns] * self._layout.entry_rows + entry[:columns] % per_page
+            )
+            mask = np.where(entry[:columns] >= visible[:, None], NEG_INF, 0.0)
+            everything = Selection(
+                entry_rows=torch.from_numpy(entries[step.sequence_of_row]),
+                mask=torch.from_numpy(mask.astype(np.float32)),
+            )
         sequence_ring = np.empty(0, dtype=np.int64)
         if not step.direct:
             sequence_ring = (step.slots[:, None] * ring + np.arange(ring)[None, :]).ravel()
@@ -277,8 +308,9 @@ class InputBuilder:
             ring_source=source,
             ring_target=target,
             sequence_ring=torch.from_numpy(sequence_ring),
-            table_pages=torch.from_numpy(table[:, page_index]),
+            table_pages=torch.from_numpy(table_pages),
             table_places=torch.from_numpy(entry % per_page),
+            everything=everything,
         )
 
 
@@ -305,11 +337,6 @@ def _ring_writes(
     source = np.flatnonzero(step.positions[:count] >= last)
     target = base + step.slots[owner[source]] * stride + step.positions[source] % ring
     return torch.from_numpy(source), torch.from_numpy(target)
-
-
-def _pad_columns(values: np.ndarray, columns: int) -> np.ndarray:  # type: ignore[type-arg]
-    missing = columns - values.shape[1]
-    return np.pad(values, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(values)
 
 
 def _padded_tables(tables: list[tuple[int, ...]]) -> IntArray:

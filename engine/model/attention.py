@@ -9,12 +9,12 @@ import torch
 from disagg_kernels import Kernels
 from disagg_kernels.attention import SINK_COLUMNS
 from engine.handoff import KvLayout, LayerSlice
-from engine.input_batch import StepInputs
+from engine.input_batch import Selection, StepInputs, round_up
 from engine.kv_pool import KvPool
 from engine.model.compressor import Compressor
 from engine.model.config import LayerConfig, LayerKind, ModelConfig
-from engine.model.indexer import Indexer, all_visible
-from engine.model.layers import Selection, StepCarry
+from engine.model.indexer import Indexer
+from engine.model.layers import StepCarry
 from engine.model.quant import KvQuantiser
 from engine.model.weights import Weights
 
@@ -73,6 +73,7 @@ class Attention:
                 weights, f"{prefix}.indexer", config, layer, ops, quantisers=quantisers
             )
             projections.append(self._indexer.projection)
+        self._offsets: torch.Tensor | None = None
         self._splits = [projection.shape[1] for projection in projections]
         self._w_in = torch.cat(projections, 1).contiguous()
 
@@ -129,7 +130,9 @@ class Attention:
     def _keep_window(
         self, kv: torch.Tensor, inputs: StepInputs, pool: KvPool, window_at: int
     ) -> None:
-        kept = kv.index_select(0, inputs.window_source)
+        kept = kv[: inputs.num_tokens]
+        if not inputs.direct:
+            kept = kv.index_select(0, inputs.window_source)
         pool.rows.index_copy_(0, inputs.window_target + window_at, kept)
 
     def _select(
@@ -155,7 +158,7 @@ class Attention:
                 shared.entry_pages * pool.layout.entry_rows + shared.entry_places + first_entry,
             )
         if self._layer.kind is LayerKind.HCA:
-            return all_visible(inputs, shared) if shared.max_visible else None
+            return shared.everything
         source = self._layer.index_source
         assert source is not None
         if self._indexer is not None:
@@ -168,18 +171,22 @@ class Attention:
         self, inputs: StepInputs, pool: KvPool, window_at: int, selection: Selection | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The row list of this layer: the sink's zero rows, the window, the selected entries."""
-        window_columns = inputs.window_rows.shape[1]
-        begin = SINK_COLUMNS + window_columns
-        columns = begin + (0 if selection is None else selection.mask.shape[1])
-        rows = torch.zeros(inputs.num_rows, columns, dtype=torch.int64)
-        window = inputs.window_rows + window_at
-        if inputs.window_is_new is not None and inputs.window_new_rows is not None:
-            window = torch.where(inputs.window_is_new, inputs.window_new_rows, window)
-        rows[:, SINK_COLUMNS:begin] = window
+        window = inputs.window_rows + self._window_offsets(pool, window_at)
+        if inputs.window_is_new is not None:
+            window = torch.where(inputs.window_is_new, inputs.window_rows, window)
         if selection is None:
-            return rows, inputs.window_mask
+            return window, inputs.window_mask
         assert self._part is not None
-        first_entry = pool.pages_at + self._part.entry_row
-        entries = selection.pages * pool.layout.entry_rows + (selection.places + first_entry)
-        rows[:, begin:] = entries
-        return rows, torch.cat([inputs.window_mask, selection.mask], 1)
+        entries = selection.entry_rows + (pool.pages_at + self._part.entry_row)
+        return (
+            torch.cat([window, entries], 1),
+            torch.cat([inputs.window_mask, selection.mask], 1),
+        )
+
+    def _window_offsets(self, pool: KvPool, window_at: int) -> torch.Tensor:
+        """This layer's offset for every window column; none for the sink's."""
+        if self._offsets is None:
+            columns = round_up(pool.window, SINK_COLUMNS)
+            self._offsets = torch.zeros(SINK_COLUMNS + columns, dtype=torch.int64)
+            self._offsets[SINK_COLUMNS : SINK_COLUMNS + pool.window] = window_at
+        return self._offsets

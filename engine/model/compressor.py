@@ -69,17 +69,13 @@ class Compressor:
         """
         source = ring
         if inputs.direct:
-            self._keep(raw, ring, shared)
+            ring.index_copy_(0, shared.ring_target, raw[: inputs.num_tokens])
         elif shared.num_groups:
             source = torch.cat([ring.index_select(0, shared.sequence_ring), raw])
         if shared.num_groups:
             target.index_copy_(0, target_rows, self._entries(source, shared))
         if not inputs.direct:
-            self._keep(raw, ring, shared)
-
-    def _keep(self, raw: torch.Tensor, ring: torch.Tensor, shared: RatioInputs) -> None:
-        kept = raw.index_select(0, shared.ring_source)
-        ring.index_copy_(0, shared.ring_target, kept)
+            ring.index_copy_(0, shared.ring_target, raw.index_select(0, shared.ring_source))
 
     def _entries(self, source: torch.Tensor, shared: RatioInputs) -> torch.Tensor:
         rows = self._ops.gather_rows(source, shared.group_rows)

@@ -9,11 +9,10 @@ import torch
 from disagg_kernels import Kernels
 from disagg_kernels.attention import SINK_COLUMNS
 from engine.handoff import LayerSlice
-from engine.input_batch import NEG_INF, RatioInputs, StepInputs, round_up
+from engine.input_batch import NEG_INF, RatioInputs, Selection, StepInputs, round_up
 from engine.kv_pool import KvPool
 from engine.model.compressor import Compressor
 from engine.model.config import LayerConfig, ModelConfig
-from engine.model.layers import Selection
 from engine.model.quant import IndexQuantiser
 from engine.model.weights import Weights
 
@@ -67,7 +66,7 @@ class Indexer:
         shared: RatioInputs,
         pool: KvPool,
         part: LayerSlice,
-    ) -> Selection:
+    ) -> Selection | None:
         """Takes the step's index rows in and returns each row's entries.
 
         Args:
@@ -88,7 +87,7 @@ class Indexer:
             shared.entry_pages * pool.layout.index_rows + shared.entry_places + first_key,
         )
         if shared.max_visible <= self._topk:
-            return all_visible(inputs, shared)
+            return shared.everything
         query = self._ops.linear(qr, self._wq_b).view(-1, self._heads, self._width)
         self._ops.apply_rope(query, inputs.rotation_long)
         key_rows = shared.table_pages * pool.layout.index_rows + shared.table_places + first_key
@@ -103,20 +102,8 @@ class Indexer:
         missing = round_up(self._topk, SINK_COLUMNS) - self._topk
         picks = torch.nn.functional.pad(picks, (0, missing), value=-1)
         mask = torch.zeros(picks.shape).masked_fill_(picks < 0, NEG_INF)
-        entry = picks.clamp(min=0)
+        entry = picks.clamp_(min=0)
+        pages = shared.table_pages[inputs.sequence_of_row[:, None], entry]
         return Selection(
-            pages=shared.table_pages[inputs.sequence_of_row[:, None], entry],
-            places=shared.table_places[entry],
-            mask=mask,
+            entry_rows=pages * pool.layout.entry_rows + shared.table_places[entry], mask=mask
         )
-
-
-def all_visible(inputs: StepInputs, shared: RatioInputs) -> Selection:
-    """Returns all entries each row sees, in order."""
-    columns = round_up(shared.max_visible, SINK_COLUMNS)
-    hidden = torch.arange(columns) >= shared.visible[:, None]
-    return Selection(
-        pages=shared.table_pages[:, :columns].index_select(0, inputs.sequence_of_row),
-        places=shared.table_places[:columns],
-        mask=torch.zeros(hidden.shape).masked_fill_(hidden, NEG_INF),
-    )

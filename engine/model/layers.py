@@ -2,21 +2,7 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
-
-@dataclass(slots=True)
-class Selection:
-    """Compressed entries a layer attends to, and which of them count.
-
-    Attributes:
-        pages, places: [rows, columns] int64 page and place of each entry (see `engine.kv_pool`).
-        mask: [rows, columns] float32, 0 or -inf.
-    """
-
-    pages: torch.Tensor
-    places: torch.Tensor
-    mask: torch.Tensor
+from engine.input_batch import Selection
 
 
 @dataclass(slots=True)
@@ -28,4 +14,4 @@ class StepCarry:
             here; in V4 every CSA layer makes its own.
     """
 
-    selections: dict[int, Selection] = field(default_factory=dict)
+    selections: dict[int, Selection | None] = field(default_factory=dict)

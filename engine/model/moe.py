@@ -39,7 +39,8 @@ class MixtureOfExperts:
         gate = weights.linear(f"{prefix}.gate", config.n_routed_experts, d)
         if layer.hash_routed:
             shape = (config.vocab_size, config.num_experts_per_tok)
-            self._forced = weights.integers(f"{prefix}.gate.tid2eid", shape)
+            # Choices are handled in ascending order of experts everywhere.
+            self._forced = weights.integers(f"{prefix}.gate.tid2eid", shape).sort(1).values
         else:
             self._bias = weights.tensor(f"{prefix}.gate.bias", (config.n_routed_experts,))
         self._gate = gate

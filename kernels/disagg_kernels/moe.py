@@ -29,7 +29,8 @@ def route(
     Args:
         logits: [rows, experts] float32.
         bias: [experts] float32, or None.
-        forced: [rows, top_k] int64 expert ids that replace the choice (hash routing), or None.
+        forced: [rows, top_k] int64 expert ids that replace the choice (hash routing), ascending in
+            each row, or None.
         top_k: Experts per token.
         scale: The weights of a token sum to this.
 

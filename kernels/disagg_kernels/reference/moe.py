@@ -1,5 +1,6 @@
 """Reference of `disagg_kernels.moe`."""
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 
@@ -18,10 +19,12 @@ def route(
     if forced is not None:
         ids = forced
     else:
-        ranking = scores if bias is None else scores + bias
-        # A stable sort, since topk leaves open which of two equal scores it takes.
-        ids = ranking.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    ids = ids.sort(dim=-1).values
+        ranking = scores.clone() if bias is None else scores + bias
+        for _ in range(top_k):
+            # argmax names the first of equal scores, as the contract asks; topk leaves it open.
+            ranking.scatter_(1, ranking.argmax(1, keepdim=True), float("-inf"))
+        # Reading the marks row by row gives the ids in ascending order.
+        ids = (ranking == float("-inf")).nonzero()[:, 1].view(-1, top_k)
     weights = scores.gather(1, ids)
     weights.div_(weights.sum(-1, keepdim=True)).mul_(scale)
     return ids, weights
@@ -56,17 +59,19 @@ def grouped_experts(
     if count == 0:
         return torch.empty_like(rows)
     num_slots, width = gate_up.shape[0], rows.shape[1]
-    counts = torch.bincount(slots, minlength=num_slots)
+    # Index arithmetic on a few numbers is cheaper outside torch.
+    slot_of_row = slots.numpy()
+    counts = np.bincount(slot_of_row, minlength=num_slots)
     capacity = max(int(counts.max()), min_rows)
     if num_slots * capacity > 4 * count + num_slots * min_rows:
-        return _expert_by_expert(rows, row_weight, counts, gate_up, down, clamp, min_rows)
+        return _expert_by_expert(rows, row_weight, counts.tolist(), gate_up, down, clamp, min_rows)
     # Every expert gets the same number of rows: one batched product instead of many small ones.
-    starts = counts.cumsum(0) - counts
-    places = torch.arange(count) + slots * capacity - starts[slots]
-    padded = rows.new_zeros(num_slots * capacity, width)
-    padded[places] = rows
-    weights = row_weight.new_zeros(num_slots * capacity)
-    weights[places] = row_weight
+    starts = counts.cumsum() - counts
+    places = torch.from_numpy(
+        np.arange(count) + (np.arange(num_slots) * capacity - starts)[slot_of_row]
+    )
+    padded = rows.new_zeros(num_slots * capacity, width).index_copy_(0, places, rows)
+    weights = row_weight.new_zeros(num_slots * capacity).index_copy_(0, places, row_weight)
     hidden = batched_linear(padded.view(num_slots, capacity, width), gate_up)
     hidden = swiglu(hidden, weights.view(num_slots, capacity), clamp)
     return batched_linear(hidden, down).view(-1, width).index_select(0, places)
@@ -75,7 +80,7 @@ def grouped_experts(
 def _expert_by_expert(
     rows: torch.Tensor,
     row_weight: torch.Tensor,
-    counts: torch.Tensor,
+    counts: list[int],
     gate_up: torch.Tensor,
     down: torch.Tensor,
     clamp: float,
@@ -84,7 +89,7 @@ def _expert_by_expert(
     """Same result for skewed loads, where padding all experts to the largest would cost more."""
     out = torch.empty_like(rows)
     begin = 0
-    for slot, size in enumerate(counts.tolist()):
+    for slot, size in enumerate(counts):
         if size == 0:
             continue
         part = rows[begin : begin + size]
