@@ -1,0 +1,1 @@
+"""The `disagg` command; the top floor, imported by nobody."""

@@ -1,0 +1,237 @@
+"""A whole system on this machine: private store, balancer, prefill and decode groups.
+
+Started in order, watched while they run, stopped in the opposite order: the balancer drains first,
+so that nothing is asked of members that go away. Everything the parts say goes to files in one run
+directory, which is removed after a clean end and kept, and named, after a bad one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.children import Child
+from cli.errors import CommandError
+from cli.output import plural, say
+from cli.topology import Topology
+from runtime.clock import SystemClock
+from runtime.errors import ExitCode
+
+_LOOK_AGAIN_S = 0.05
+_STOP_BALANCER_S = 10.0
+_STOP_MEMBERS_S = 15.0
+_BALANCER_START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table of processes."""
+
+    role: str
+    name: str
+    address: str
+    state: str
+    pid: str
+
+
+class System:
+    """A running system; made by `running_system`."""
+
+    def __init__(self, topology: Topology, directory: Path, *, start_timeout_s: float) -> None:
+        self.topology = topology
+        self.directory = directory
+        self.address = ""
+        self.store_url = topology.store_url or ""
+        self.children: list[Child] = []
+        self._start_timeout_s = start_timeout_s
+        self._store_pid = ""
+        self._clock = SystemClock()
+        self._pause = threading.Event()
+
+    def start(self, cleanup: ExitStack) -> None:
+        """Starts everything and waits until requests can be served.
+
+        Raises:
+            CommandError: A part did not come up; with the end of its log.
+        """
+        if not self.store_url:
+            self._start_store(cleanup)
+        model = ["--model", str(self.topology.model), "--store", self.store_url]
+        balancer = self._child("balancer", "balancer", *model)
+        self.address = self._balancer_address(balancer)
+        quantisers = ["--model-kv-quantisers", self.topology.kv_quantisers]
+        for role, ranks in self._sides():
+            self._child(
+                role,
+                f"{role}_service",
+                *model,
+                *quantisers,
+                "--ranks",
+                str(ranks),
+                "--group",
+                f"{role}-0",
+                "--balancer",
+                self.address,
+            )
+        self._wait_until_ready()
+
+    def check(self) -> None:
+        """Raises CommandError if a part has ended."""
+        for child in self.children:
+            child.check()
+
+    def rows(self) -> list[Row]:
+        """The processes and members, with the state the balancer sees."""
+        from cli.members import list_members
+
+        pids = {child.name: str(child.pid) for child in self.children}
+        rows = [
+            Row(role="store", name="", address=self.store_url, state="ready", pid=self._store_pid),
+            Row(
+                role="balancer",
+                name="",
+                address=self.address,
+                state="ready",
+                pid=pids.get("balancer", ""),
+            ),
+        ]
+        for member in list_members(self.address):
+            rows.append(
+                Row(
+                    role=member.role,
+                    name=member.name,
+                    address=member.address,
+                    state=member.state,
+                    pid=pids.get(member.role, ""),
+                )
+            )
+        return rows
+
+    def stop(self) -> None:
+        """Drains and stops the parts: balancer, then members. Twice is harmless."""
+        balancers = [child for child in self.children if child.name == "balancer"]
+        members = [child for child in self.children if child.name != "balancer"]
+        for group, limit_s in ((balancers, _STOP_BALANCER_S), (members, _STOP_MEMBERS_S)):
+            for child in group:
+                child.ask_to_stop()
+            deadline = self._clock.now() + limit_s
+            for child in group:
+                if not child.wait(max(0.1, deadline - self._clock.now())):
+                    say(f"{child.name} did not stop within {limit_s:g} s and is killed")
+                    child.kill()
+
+    def kill(self) -> None:
+        """Ends everything at once."""
+        for child in self.children:
+            child.kill()
+
+    def _sides(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        return ("prefill", self.topology.prefill_ranks), ("decode", self.topology.decode_ranks)
+
+    def _start_store(self, cleanup: ExitStack) -> None:
+        from kvstore import embedded
+        from kvstore.errors import EmbeddedUnavailable
+
+        started = self._clock.now()
+        try:
+            store = embedded.start()
+        except EmbeddedUnavailable as error:
+            raise CommandError(str(error), ExitCode.DEPENDENCY) from error
+        cleanup.callback(store.stop)
+        self.store_url, self._store_pid = store.url, str(store.pid)
+        self._report("store", "private Valkey", started)
+
+    def _child(self, name: str, module: str, *flags: str) -> Child:
+        child = Child(name, [module, *flags], self.directory)
+        self.children.append(child)
+        return child
+
+    def _balancer_address(self, balancer: Child) -> str:
+        started = self._clock.now()
+        address = ""
+
+        def is_listening() -> bool:
+            nonlocal address
+            for line in balancer.out.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n"):
+                    with suppress(ValueError, KeyError, TypeError):
+                        address = json.loads(line)["address"]
+            return bool(address)
+
+        self._wait(is_listening, _BALANCER_START_S, "the balancer does not listen", balancer)
+        self._report("balancer", address, started)
+        return address
+
+    def _wait_until_ready(self) -> None:
+        from cli.members import is_ready, list_members
+
+        started = self._clock.now()
+        missing = dict(self._sides())
+
+        def is_complete() -> bool:
+            members = list_members(self.address)
+            for role, ranks in self._sides():
+                ready = sum(m.role == role and m.state == "ready" for m in members)
+                if role in missing and ready >= ranks:
+                    del missing[role]
+                    self._report(role, plural(ranks, "rank"), started)
+            return not missing and is_ready(self.address)
+
+        self._wait(is_complete, self._start_timeout_s, "the members are not ready", None)
+
+    def _wait(
+        self, condition: Callable[[], bool], limit_s: float, what: str, blamed: Child | None
+    ) -> None:
+        deadline = self._clock.now() + limit_s
+        while not condition():
+            self.check()
+            if self._clock.now() > deadline:
+                tails = "\n".join(
+                    child.tail() for child in self.children if blamed in (None, child)
+                )
+                raise CommandError(f"{what} after {limit_s:g} s\n{tails}", ExitCode.INTERNAL)
+            self._pause.wait(_LOOK_AGAIN_S)
+
+    def _report(self, role: str, detail: str, started: float) -> None:
+        say(f"  {role:<9} {detail:<24} {self._clock.now() - started:5.2f} s")
+
+
+@contextmanager
+def running_system(topology: Topology, *, start_timeout_s: float = 180.0) -> Iterator[System]:
+    """Starts a system, yields it ready, stops it.
+
+    Raises:
+        CommandError: It does not come up.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="disagg-run-"))
+    system = System(topology, directory, start_timeout_s=start_timeout_s)
+    with ExitStack() as cleanup:
+        try:
+            say(f"starting {topology}")
+            system.start(cleanup)
+            yield system
+            system.check()
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):
+                say(f"logs are kept in {directory}")
+                _stop(system)
+                raise
+            _stop(system)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        _stop(system)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _stop(system: System) -> None:
+    try:
+        system.stop()
+    except KeyboardInterrupt:
+        say("killing everything")
+        system.kill()

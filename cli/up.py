@@ -1,0 +1,78 @@
+"""`disagg up`: the whole system on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from cli.output import say, show, show_json, table
+from cli.topology import add_system_flags, topology_of
+from runtime.errors import ExitCode
+
+_LOOK_S = 0.5
+
+
+def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "up",
+        help="start the whole system on this machine",
+        description="Starts store, balancer, prefill and decode on this machine; Ctrl-C drains.",
+        epilog="example:  disagg up --prefill-ranks 2 --decode-ranks 4",
+        allow_abbrev=False,
+    )
+    add_system_flags(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print the addresses as one JSON object when ready"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs until Ctrl-C or SIGTERM."""
+    from cli.launcher import running_system
+    from cli.rendezvous import announced
+
+    topology = topology_of(options)
+    stop = threading.Event()
+    received = signal.signal(signal.SIGTERM, _raise_interrupt)
+    try:
+        with running_system(topology) as system, announced(system.address):
+            rows = system.rows()
+            if options.json:
+                processes = [dataclasses.asdict(row) for row in rows]
+                show_json(
+                    {
+                        "address": system.address,
+                        "store": system.store_url,
+                        "logs": str(system.directory),
+                        "processes": processes,
+                    }
+                )
+            else:
+                cells = [("role", "member", "address", "state", "pid")]
+                cells += [(row.role, row.name, row.address, row.state, row.pid) for row in rows]
+                show()
+                for line in table(cells, right=(4,)):
+                    show(line)
+                show()
+                show(f'ask it    disagg generate "ROMEO:" --stream --address {system.address}')
+                show(f"logs      {system.directory}")
+                show("stop      Ctrl-C")
+            try:
+                while not stop.wait(_LOOK_S):
+                    system.check()
+            except KeyboardInterrupt:
+                say("\ndraining")
+    finally:
+        signal.signal(signal.SIGTERM, received)
+    say("stopped")
+    return ExitCode.OK
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal wants
+    raise KeyboardInterrupt
