@@ -1,5 +1,7 @@
 """Reference of `disagg_kernels.mhc`."""
 
+import functools
+
 import torch
 
 from disagg_kernels.reference.dense import linear, sigmoid
@@ -10,6 +12,16 @@ def _project(streams: torch.Tensor, projection: torch.Tensor, rms_eps: float) ->
     # One statistic over all streams; projecting first and scaling after is the released order.
     scale = (flat * flat).mean(-1, keepdim=True).add_(rms_eps).rsqrt_()
     return linear(flat, projection).mul_(scale)
+
+
+@functools.cache
+def _sums(n: int, hc_eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Matrices that replace each entry of a flat n x n matrix by its row's or column's sum.
+
+    One small product per half step of Sinkhorn instead of a sum, an addition and a broadcast.
+    """
+    eye, ones = torch.eye(n), torch.ones(n, n)
+    return torch.kron(eye, ones), torch.kron(ones, eye), torch.full((n * n,), hc_eps)
 
 
 def hc_pre(
@@ -27,11 +39,13 @@ def hc_pre(
     gates = sigmoid(mixed[:, : 2 * n])
     pre = gates[:, :n] + hc_eps
     post = gates[:, n:] * 2.0
-    comb = torch.softmax(mixed[:, 2 * n :].unflatten(1, (n, n)), -1).add_(hc_eps)
-    comb.div_(comb.sum(1, keepdim=True).add_(hc_eps))
+    comb = torch.softmax(mixed[:, 2 * n :].unflatten(1, (n, n)), -1).add_(hc_eps).flatten(1)
+    over_rows, over_columns, floor = _sums(n, hc_eps)
+    comb.div_(torch.addmm(floor, comb, over_columns))
     for _ in range(sinkhorn_iters - 1):
-        comb.div_(comb.sum(2, keepdim=True).add_(hc_eps))
-        comb.div_(comb.sum(1, keepdim=True).add_(hc_eps))
+        comb.div_(torch.addmm(floor, comb, over_rows))
+        comb.div_(torch.addmm(floor, comb, over_columns))
+    comb = comb.unflatten(1, (n, n))
     return pre, post, comb
 
 
