@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.backends.base import Allocate, BlockStore, PutItem
 from kvstore.config import KvStoreConfig
@@ -327,6 +328,19 @@ class Payloads:
             return self._num_segments.get((ref.component, ref.name), 1)
 
 
+class _Wanted(NamedTuple):
+    """A segment to read: which request, which segment of it, and what is known of it."""
+
+    idx: int
+    number: int
+    part: SegmentDigest | None
+    num_segments: int | None = None
+
+
+def _all_of(idx: int, parts: Sequence[SegmentDigest]) -> list[_Wanted]:
+    return [_Wanted(idx, number, part, len(parts)) for number, part in enumerate(parts)]
+
+
 class _Reading:
     """One call of `Payloads.read`: first values of all payloads, then what those ask for."""
 
@@ -342,12 +356,12 @@ class _Reading:
         self._bad: list[tuple[bytes, bytes]] = []
 
     def run(self) -> list[memoryview]:
-        first: list[tuple[int, int, SegmentDigest | None]] = []
+        first: list[_Wanted] = []
         for idx, request in enumerate(self._requests):
             if request.segments is None:
-                first.append((idx, 0, None))
+                first.append(_Wanted(idx, 0, None))
             else:
-                first += ((idx, number, part) for number, part in enumerate(request.segments))
+                first += _all_of(idx, request.segments)
         self._get(first)
         self._finish_round()
         for idx in range(len(self._requests)):
@@ -360,27 +374,18 @@ class _Reading:
         self._payloads._counters.add(blocks_read=len(results), bytes_read=sum(map(len, results)))
         return results
 
-    def _get(self, wanted: Sequence[tuple[int, int, SegmentDigest | None]]) -> None:
-        """Reads and verifies segments; (request, segment number, what is known of it)."""
+    def _get(self, wanted: Sequence[_Wanted]) -> None:
+        """Reads segments and verifies each as it arrives."""
         fingerprint = self._payloads._fingerprint
-        keys = [self._requests[idx].ref.key(fingerprint, number) for idx, number, _ in wanted]
+        keys = [self._requests[item.idx].ref.key(fingerprint, item.number) for item in wanted]
 
         def on_value(position: int, value: memoryview | None) -> None:
-            idx, number, part = wanted[position]
-            self._take(idx, number, part, keys[position], value)
+            self._take(wanted[position], keys[position], value)
 
         self._payloads._backend.get(keys, on_value, self._allocate)
 
-    def _take(
-        self,
-        idx: int,
-        number: int,
-        part: SegmentDigest | None,
-        key: bytes,
-        value: memoryview | None,
-    ) -> None:
-        request = self._requests[idx]
-        ref = request.ref
+    def _take(self, wanted: _Wanted, key: bytes, value: memoryview | None) -> None:
+        idx, ref = wanted.idx, self._requests[wanted.idx].ref
         if idx in self._failures:
             return
         if value is None:
@@ -390,11 +395,11 @@ class _Reading:
             fingerprint=self._payloads._fingerprint,
             name=ref.name,
             component=ref.component,
-            segment=number,
+            segment=wanted.number,
             attempt=ref.attempt,
-            num_segments=len(request.segments) if request.segments is not None else None,
-            num_bytes=part.num_bytes if part else None,
-            digest=part.digest if part else None,
+            num_segments=wanted.num_segments,
+            num_bytes=wanted.part.num_bytes if wanted.part else None,
+            digest=wanted.part.digest if wanted.part else None,
         )
         try:
             header, payload = verify_segment(value, expected)
@@ -417,7 +422,7 @@ class _Reading:
             raise BlockMissing(
                 ref.component.kind, ref.index, "its index record is missing or differs"
             )
-        self._get([(idx, number, parts[number]) for number in range(1, len(parts))])
+        self._get(_all_of(idx, parts)[1:])
         if idx in self._failures:
             self._payloads.drop_index(ref)
         self._finish_round()

@@ -187,8 +187,9 @@ class ReplyReader:
             raise ValueError(f"allocate({num_bytes}) gave {len(value)} bytes")
         value = value[:num_bytes]
         filled = min(num_bytes, self._end - self._start)
-        value[:filled] = self._view[self._start : self._start + filled]
-        self._start += filled
+        if filled:
+            value[:filled] = self._view[self._start : self._start + filled]
+            self._start += filled
         if filled < num_bytes:
             self._start = self._end = 0
             spill = self._view[:_SPILL_BYTES]

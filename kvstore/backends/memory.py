@@ -104,7 +104,8 @@ class MemoryBackend:
                 on_value(idx, None)
                 continue
             view = flat_view(allocate(len(data)))[: len(data)]
-            view[:] = data
+            if data:
+                view[:] = data
             on_value(idx, view)
 
     def quarantine(self, key: bytes, header: bytes) -> bool:
@@ -136,7 +137,7 @@ class MemoryBackend:
         with self._lock:
             now_ms = self._now_ms()
             value = self._live(key, now_ms)
-            known = int(value.data) if value else 0
+            known = int(value.data) if value and value.data.isdigit() else 0
             if attempt > known:
                 self._write(key, str(attempt).encode(), now_ms + ttl_ms)
             return max(known, attempt)

@@ -2,7 +2,7 @@
 -- KEYS: attempt record
 -- ARGV: attempt (0 only reads), ttl_ms
 -- Returns the newest attempt known, 0 when there is none.
-local known = tonumber(redis.call('GET', KEYS[1]) or '0')
+local known = tonumber(redis.call('GET', KEYS[1]) or '0') or 0
 local attempt = tonumber(ARGV[1])
 if attempt == 0 then
   return known
