@@ -7,7 +7,6 @@ from the numbers that each rank keeps in the group's segment, a lost peer names 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,14 +19,6 @@ from engine.parallel.errors import CollectiveTimeout, PeerLost
 from engine.parallel.shared_memory import Progress, Segment
 
 WorkStarter = Callable[[], dist.Work]
-
-
-def create_rendezvous() -> int:
-    """Makes the anonymous memory file through which gloo ranks find each other.
-
-    The caller owns the descriptor; ranks inherit it.
-    """
-    return os.memfd_create("disagg-rendezvous", os.MFD_CLOEXEC)
 
 
 class GlooChannel:

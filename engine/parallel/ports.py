@@ -17,33 +17,9 @@ from engine.parallel.errors import GeometryMismatch
 from engine.parallel.lockstep import VotePort
 from engine.parallel.shared_memory import Exchange, Progress, Segment
 from engine.parallel.votes import Doorbell, GlooVote, LocalVote, SharedMemoryVote
+from engine.parallel.worker import RankContext
 
-DEFAULT_COLLECTIVE_TIMEOUT_S = 30.0
-DEFAULT_START_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankContext:
-    """What a rank process is told about its group. Plain data.
-
-    Args:
-        rank, num_ranks: its place; 0 <= rank < num_ranks.
-        group_name: for logs and messages.
-        backend: a name in `BACKENDS`; a group of one rank needs none and ignores it.
-        segment_fd: descriptor of the group's memory in this process; -1 in a group of one rank.
-        rendezvous_fd: descriptor of gloo's rendezvous file; -1 unless the backend is gloo.
-        collective_timeout_s: bound of every collective.
-        start_timeout_s: bound of waiting for all ranks to open their ports.
-    """
-
-    rank: int = 0
-    num_ranks: int = 1
-    group_name: str = "local"
-    backend: str = "local"
-    segment_fd: int = -1
-    rendezvous_fd: int = -1
-    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
-    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+__all__ = ["Ports", "RankContext", "open_ports"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +59,12 @@ def open_ports(context: RankContext, *, hidden: int, top_k: int, max_tokens: int
     shape = DispatchShape(hidden=hidden, top_k=top_k, max_tokens=max_tokens)
     if context.num_ranks == 1:
         return _open_local(context, shape)
-    if context.backend not in BACKENDS:
+    if context.backend not in _BACKENDS:
         raise ValueError(
             f"backend {context.backend!r} is unknown for {context.num_ranks} ranks; "
-            f"known: {', '.join(sorted(BACKENDS))}"
+            f"known: {', '.join(sorted(_BACKENDS))}"
         )
-    return BACKENDS[context.backend](context, shape)
+    return _BACKENDS[context.backend](context, shape)
 
 
 def _open_local(context: RankContext, shape: DispatchShape) -> Ports:
@@ -200,7 +176,7 @@ def _nothing() -> None:
     """What a group of one rank has to abort or close."""
 
 
-BACKENDS: dict[str, Callable[[RankContext, DispatchShape], Ports]] = {
+_BACKENDS: dict[str, Callable[[RankContext, DispatchShape], Ports]] = {
     "gloo": _open_gloo,
     "shm": _open_shared_memory,
 }

@@ -81,6 +81,14 @@ def create_segment() -> int:
     return descriptor
 
 
+def create_rendezvous() -> int:
+    """Makes the anonymous memory file through which gloo ranks find each other.
+
+    The caller owns the descriptor.
+    """
+    return os.memfd_create("disagg-rendezvous", os.MFD_CLOEXEC)
+
+
 class Segment:
     """One process's mapping of the segment: the header, and the body once its size is agreed.
 

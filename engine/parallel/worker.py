@@ -4,7 +4,8 @@ The ranks of a group are forked from a fork server that has imported torch and t
 any thread or device exists, so that they share its pages and start in milliseconds. A rank that
 dies takes its group down, fast and by name; a supervisor that dies takes its ranks with it.
 
-Knows no model and no service: a rank runs the entry function it is told by name.
+Knows no model and no service: a rank runs the entry function it is told by name. Importing this
+module loads no torch, so that a supervisor stays small; its ranks share the fork server's.
 """
 
 from __future__ import annotations
@@ -22,32 +23,57 @@ from dataclasses import dataclass, replace
 from multiprocessing import connection, forkserver, reduction
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import FrameType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-import torch
+from engine.parallel.shared_memory import MAX_RANKS, Segment, create_rendezvous, create_segment
 
-from engine.parallel.channels import create_rendezvous
-from engine.parallel.ports import (
-    BACKENDS,
-    DEFAULT_COLLECTIVE_TIMEOUT_S,
-    DEFAULT_START_TIMEOUT_S,
-    Ports,
-    RankContext,
-    open_ports,
-)
-from engine.parallel.shared_memory import MAX_RANKS, Segment, create_segment
-
-__all__ = ["DEFAULT_PRELOAD", "Ports", "RankContext", "open_ports", "run_group"]
+if TYPE_CHECKING:
+    from engine.parallel.ports import Ports
 
 logger = logging.getLogger(__name__)
 
 Option = str | int | float | bool | None
 
-DEFAULT_PRELOAD: Final = ("torch", "numpy", "einops", "engine.parallel.worker", "engine.build")
+BACKEND_NAMES: Final = ("gloo", "shm")
+DEFAULT_COLLECTIVE_TIMEOUT_S: Final = 30.0
+DEFAULT_START_TIMEOUT_S: Final = 300.0
+DEFAULT_PRELOAD: Final = ("torch", "numpy", "einops", "engine.parallel.ports", "engine.build")
 
-_STOP_GRACE_S: Final = 1.0
+_ABORT_GRACE_S: Final = 0.5
+_TERMINATE_GRACE_S: Final = 0.5
 _POLL_S: Final = 0.1
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """What a rank process is told about its group. Plain data.
+
+    Args:
+        rank, num_ranks: its place; 0 <= rank < num_ranks.
+        group_name: for logs and messages.
+        backend: a name in `BACKEND_NAMES`; a group of one rank needs none and ignores it.
+        segment_fd: descriptor of the group's memory in this process; -1 in a group of one rank.
+        rendezvous_fd: descriptor of gloo's rendezvous file; -1 unless the backend is gloo.
+        collective_timeout_s: bound of every collective.
+        start_timeout_s: bound of waiting for all ranks to open their ports.
+    """
+
+    rank: int = 0
+    num_ranks: int = 1
+    group_name: str = "local"
+    backend: str = "local"
+    segment_fd: int = -1
+    rendezvous_fd: int = -1
+    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+
+
+def open_ports(context: RankContext, *, hidden: int, top_k: int, max_tokens: int) -> Ports:
+    """Opens the ports of this rank: see `engine.parallel.ports.open_ports`, which this loads."""
+    from engine.parallel import ports
+
+    return ports.open_ports(context, hidden=hidden, top_k=top_k, max_tokens=max_tokens)
 
 
 def run_group(
@@ -91,8 +117,8 @@ def run_group(
         raise ValueError(f"entry {entry!r} is not of the form 'package.module:function'")
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"num_ranks {num_ranks} is not in 1..{MAX_RANKS}: split the group")
-    if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r} is unknown; known: {', '.join(sorted(BACKENDS))}")
+    if backend not in BACKEND_NAMES:
+        raise ValueError(f"backend {backend!r} is unknown; known: {', '.join(BACKEND_NAMES)}")
     context = RankContext(
         num_ranks=num_ranks,
         group_name=group_name,
@@ -229,12 +255,21 @@ class _Group:
         return rank, f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     def _stop_rest(self) -> None:
+        """Ends the ranks of a failed group: by the abort mark, by SIGTERM, by SIGKILL.
+
+        Ranks see the mark in their next collective, so they fail with a message that names the
+        culprit; a signal at once would hide it.
+        """
+        self._reap_for(_ABORT_GRACE_S)
         self._signal_rest(signal.SIGTERM)
+        self._reap_for(_TERMINATE_GRACE_S)
+        self.kill()
+
+    def _reap_for(self, timeout_s: float) -> None:
         waited_s = 0.0
-        while len(self._ended) < len(self._processes) and waited_s < _STOP_GRACE_S:
+        while len(self._ended) < len(self._processes) and waited_s < timeout_s:
             waited_s += 0.0 if self._wait(_POLL_S) else _POLL_S
             self._reap()
-        self.kill()
 
     def _signal_rest(self, number: signal.Signals) -> None:
         for rank, process in enumerate(self._processes):
@@ -270,7 +305,8 @@ def _run_rank(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     threading.Thread(target=_die_with_supervisor, name="supervisor-watch", daemon=True).start()
-    torch.set_num_threads(1)
+    # Not imported above: a supervisor needs no tensors.
+    importlib.import_module("torch").set_num_threads(1)
     module, _, function = entry.partition(":")
     run = getattr(importlib.import_module(module), function)
     run(replace(context, segment_fd=segment_fd, rendezvous_fd=rendezvous_fd), options)
