@@ -69,13 +69,20 @@ class Journey:
     cached_tokens: int = 0
     timing: Timing = field(default_factory=Timing)
 
-    def call(self) -> LegCall:
-        """What the legs of this attempt are told: the prompt, and what exists of the answer."""
+    def prefill_call(self) -> LegCall:
+        """What prefill is told: the prompt, and behind it what exists of the answer."""
+        return self._call(self.transcript.token_ids)
+
+    def decode_call(self) -> LegCall:
+        """What decode is told: the tokens with KV. The last one has none; it is in the ticket."""
+        return self._call(self.transcript.token_ids[:-1])
+
+    def _call(self, generated: tuple[int, ...]) -> LegCall:
         return LegCall(
             request_id=self.request.request_id,
             attempt=self.attempt,
-            token_ids=self.request.token_ids + self.transcript.token_ids,
-            num_generated=self.transcript.seq,
+            token_ids=self.request.token_ids + generated,
+            num_generated=len(generated),
             sampling=self.request.sampling,
             cache_salt=self.request.cache_salt,
         )

@@ -95,7 +95,8 @@ class LegCall:
     """What both legs of an attempt are told.
 
     Attributes:
-        token_ids: Prompt, and on a later attempt what was generated so far behind it.
+        token_ids: Prompt and what was generated behind it: for prefill everything that exists, for
+            decode what the ticket covers.
         num_generated: How many of `token_ids` were generated.
     """
 

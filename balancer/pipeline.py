@@ -137,7 +137,7 @@ class Pipeline:
     async def _prefill(self, journey: Journey, pair: Pair) -> Ticket | None:
         """Prompt to ticket; the first token is handed out on the way. None: nothing to decode."""
         journey.enter(Leg.PREFILL, pair.prefill)
-        call, timing, transcript = journey.call(), journey.timing, journey.transcript
+        call, timing, transcript = journey.prefill_call(), journey.timing, journey.transcript
         timing.prefill_member = pair.prefill.member_id
         stream = self._peers.prefill(
             pair.prefill,
@@ -178,7 +178,7 @@ class Pipeline:
         resumed_at = self._clock.now()
         stream = self._peers.decode(
             pair.decode,
-            journey.call(),
+            journey.decode_call(),
             ticket,
             pair.credit_id,
             timeout_s=self._remaining_s(journey),

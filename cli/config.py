@@ -42,12 +42,8 @@ def run(options: argparse.Namespace) -> int:
         schemas = {role: cls.model_json_schema() for role, cls in classes.items()}
         show_json(schemas[options.role] if options.role else schemas)
         return ExitCode.OK
-    foreign = {
-        section
-        for role in ROLES
-        if role not in roles
-        for section in settings_class(role).model_fields
-    } | {section for cls in classes.values() for section in cls.model_fields}
+    # One file or environment may serve all roles, so sections of other roles are no mistakes.
+    foreign = {section for role in ROLES for section in settings_class(role).model_fields}
     loaded = {role: _load(role, cls, options.config, foreign) for role, cls in classes.items()}
     if options.json:
         show_json(

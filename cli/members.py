@@ -56,4 +56,4 @@ def is_ready(address: str) -> bool:
             )
     except grpc.RpcError:
         return False
-    return answer.status == health_pb2.HealthCheckResponse.SERVING
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

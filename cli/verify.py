@@ -94,7 +94,7 @@ def _monolith(
     topology: Topology,
     concurrency: int,
     on_done: Callable[[], None],
-) -> Sequence[Comparison]:
+) -> tuple[Comparison, ...]:
     given = [
         f"--{side}-{form}"
         for side in ("prefill", "decode")
@@ -127,7 +127,7 @@ def _system(
     topology: Topology,
     concurrency: int,
     on_done: Callable[[], None],
-) -> Sequence[Comparison]:
+) -> tuple[Comparison, ...]:
     import dataclasses
 
     from cli.launcher import running_system

@@ -261,7 +261,8 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         generated = request.num_generated
         prompt = list(request.token_ids)[: len(request.token_ids) - generated]
         last = request.sampling.max_tokens
-        for sent, number in enumerate(range(generated + 1, last + 1), 1):
+        assert len(request.token_ids) == request.ticket.num_tokens
+        for sent, number in enumerate(range(generated + 2, last + 1), 1):
             reason = common_pb2.FINISH_REASON_UNSPECIFIED
             if script.stop_at == number:
                 reason = common_pb2.FINISH_REASON_STOP
