@@ -9,10 +9,17 @@ Invariant: an id is a function of the content, so committing twice is harmless.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from kvstore.backends.base import HandoffKeys, LeaseGrant, LeaseOutcome
-from kvstore.errors import BlockCorrupt, BlockMissing, StaleAttempt, TicketInvalid
+from kvstore.errors import (
+    BlockCorrupt,
+    BlockMissing,
+    KvStoreError,
+    StaleAttempt,
+    TicketInvalid,
+)
 from kvstore.keys import (
     HEADER_BYTES,
     TAIL_COMPONENTS,
@@ -44,6 +51,8 @@ from kvstore.ticket import (
 
 # Tail segments deleted per component when the body that lists them cannot be read.
 _GUESSED_SEGMENTS = 16
+
+logger = logging.getLogger(__name__)
 
 
 class Handoffs:
@@ -110,22 +119,27 @@ class Handoffs:
         present = self._payloads.extend(block_refs(draft.block_hashes), self._ttl_ms)
         if not all(present):
             raise BlockMissing("kv", present.index(False), "evicted before the hand-off")
-        self._payloads.write(sealed, int(self._config.discard_after_s * 1000))
         keys = handoff_keys(
             self._fingerprint, handoff_id, [len(payload.segments) for payload in sealed]
         )
-        reply = self._leases.commit(
-            keys,
-            stored,
-            self._grant(
-                draft.request_id,
-                draft.attempt,
-                lease_s=self._config.claim_ttl_s,
-                num_bytes=sum(payload.num_bytes for payload in sealed),
-            ),
-        )
-        if reply.outcome is LeaseOutcome.INCOMPLETE:
-            raise BlockMissing(_tail_kind(keys, reply.part_idx), 0, "evicted before the hand-off")
+        try:
+            self._payloads.write(sealed, int(self._config.discard_after_s * 1000))
+            reply = self._leases.commit(
+                keys,
+                stored,
+                self._grant(
+                    draft.request_id,
+                    draft.attempt,
+                    lease_s=self._config.claim_ttl_s,
+                    num_bytes=sum(payload.num_bytes for payload in sealed),
+                ),
+            )
+            if reply.outcome is LeaseOutcome.INCOMPLETE:
+                kind = _tail_kind(keys, reply.part_idx)
+                raise BlockMissing(kind, 0, "evicted before the hand-off")
+        except KvStoreError:
+            self._discard(keys)
+            raise
         if reply.outcome is LeaseOutcome.CONFLICT:
             raise BlockCorrupt("body", 0, "conflict", "another body is stored under its name")
         self._counters.add(commits=1)
@@ -180,6 +194,14 @@ class Handoffs:
         if deleted:
             self._counters.add(aborted=1)
         return deleted
+
+    def _discard(self, keys: HandoffKeys) -> None:
+        """Takes a failed commit back, which may be half done or done without our knowing."""
+        try:
+            self._leases.release(keys, None)
+        except KvStoreError as error:
+            # It dies by its own time to live.
+            logger.warning("a failed commit was not taken back: %s", error.cause)
 
     def _check_draft(self, draft: HandoffDraft) -> None:
         num_blocks, rest = divmod(draft.num_tokens, self._config.block_tokens)
