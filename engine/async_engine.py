@@ -24,7 +24,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from engine.engine import EngineFailed, EngineStatistics, LLMEngine
+from engine.engine import EngineFailed, LLMEngine
 from engine.plan import StepKind
 from engine.request import (
     DuplicateRequest,
@@ -35,6 +35,7 @@ from engine.request import (
     RequestFailed,
     is_final,
 )
+from engine.statistics import EngineStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +61,8 @@ class RequestHandle:
     does not wait for the engine thread.
     """
 
-    def __init__(self, owner: AsyncEngine, request: EngineRequest, queue_events: int) -> None:
-        self.request = request
+    def __init__(self, owner: AsyncEngine, request_id: str, queue_events: int) -> None:
+        self.request_id = request_id
         self._owner = owner
         self._high = queue_events
         self._low = queue_events // 2
@@ -70,11 +71,6 @@ class RequestHandle:
         self._is_paused = False
         self._is_final = False
         self._error: EngineError | None = None
-
-    @property
-    def request_id(self) -> str:
-        """Id of the request."""
-        return self.request.request_id
 
     async def __aenter__(self) -> Self:
         """Nothing to do: the request was posted by `submit`."""
@@ -253,10 +249,11 @@ class AsyncEngine:
                 f"{most}: try later or elsewhere"
             )
         self._engine.check(request)
-        handle = RequestHandle(self, request, self._queue_events)
+        handle = RequestHandle(self, request.request_id, self._queue_events)
         self._open[request.request_id] = handle
         self._all_over.clear()
-        self._post(lambda: self._add(handle))
+        # The handle does not keep the request: its image would live as long as the stream.
+        self._post(lambda: self._add(handle, request))
         return handle
 
     async def try_reserve(self, reservation_id: str, num_tokens: int) -> bool:
@@ -374,10 +371,10 @@ class AsyncEngine:
         if is_resting and not self._commands and not self._engine.is_stop_agreed:
             self._engine.wait_for_work(self._idle_wait_s if decision.idle else _STALLED_WAIT_S)
 
-    def _add(self, handle: RequestHandle) -> None:
+    def _add(self, handle: RequestHandle, request: EngineRequest) -> None:
         self._live[handle.request_id] = handle
         try:
-            self._engine.add(handle.request)
+            self._engine.add(request)
         except EngineError as error:
             self._publish([RequestFailed(request_id=handle.request_id, error=error)])
 

@@ -16,7 +16,6 @@ After `EngineFailed` the engine takes no more steps.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits
 from engine.parallel.lockstep import Decision, EngineKind, LockstepState, VotePort, VoteVector
@@ -40,6 +39,8 @@ from engine.request import (
 from engine.sampler import BadLogits, Sampled, SampleRow, sample
 from engine.scheduler import Row, Schedule, Scheduler
 from engine.sequence import Sequence
+from engine.state_mover import StateMover
+from engine.statistics import EngineStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -56,49 +57,6 @@ class EngineFailed(EngineError):
     """This rank can no longer step; its group must restart."""
 
     cause = "engine_failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatistics:
-    """A snapshot; the counters run from the start of the engine.
-
-    Args:
-        running: sequences with device memory.
-        waiting: sequences without, the preempted included.
-        max_running: bound of `running`.
-        kv_tokens: tokens in KV on the device.
-        kv_capacity_tokens: tokens the pool holds.
-        free_pages: pages nobody refers to.
-        free_slots: state slots nobody owns.
-        queued_tokens: known tokens that still need computing.
-        steps: forward steps, placeholder steps not counted.
-        prefill_steps: those of the prefill kind.
-        placeholder_steps: steps in which this rank only served its peers.
-        computed_tokens: tokens whose KV was computed here.
-        generated_tokens: tokens sampled here.
-        preemptions: times a sequence lost its memory.
-        swapped_bytes: bytes copied out for that.
-        failed_requests: requests that ended by an error of their own.
-        stalled_rounds: agreements in a row that found work nobody could run.
-    """
-
-    running: int
-    waiting: int
-    max_running: int
-    kv_tokens: int
-    kv_capacity_tokens: int
-    free_pages: int
-    free_slots: int
-    queued_tokens: int
-    steps: int
-    prefill_steps: int
-    placeholder_steps: int
-    computed_tokens: int
-    generated_tokens: int
-    preemptions: int
-    swapped_bytes: int
-    failed_requests: int
-    stalled_rounds: int
 
 
 class LLMEngine:
@@ -133,6 +91,7 @@ class LLMEngine:
             any_interval=settings.prefill_any_attempt_interval,
         )
         self._scheduler = Scheduler(settings, cache, self.context_tokens)
+        self._mover = StateMover(runner, self._scheduler.blocks, cache)
         self._sequences: dict[str, Sequence] = {}
         # Events of `add` and `abort`, which report with the next step.
         self._pending: list[EngineEvent] = []
@@ -145,7 +104,6 @@ class LLMEngine:
         self._placeholder_steps = 0
         self._computed_tokens = 0
         self._generated_tokens = 0
-        self._swapped_bytes = 0
         self._failed_requests = 0
 
     def check(self, request: EngineRequest) -> None:
@@ -314,7 +272,7 @@ class LLMEngine:
             computed_tokens=self._computed_tokens,
             generated_tokens=self._generated_tokens,
             preemptions=scheduler.num_preemptions,
-            swapped_bytes=self._swapped_bytes,
+            swapped_bytes=self._mover.swapped_bytes,
             failed_requests=self._failed_requests,
             stalled_rounds=self._lockstep.stalled_rounds,
         )
@@ -368,39 +326,17 @@ class LLMEngine:
         """Moves state out and in as scheduled; returns the rows that are still good."""
         failed: set[Sequence] = set()
         for preemption in schedule.preempted:
-            victim = preemption.sequence
             try:
-                victim.image = self._runner.export_image(
-                    preemption.block_table, preemption.state_slot, preemption.num_computed
-                )
+                self._mover.swap_out(preemption)
             except Exception as error:
-                events.append(self._fail(victim, error))
-                continue
-            victim.num_computed = 0
-            self._swapped_bytes += victim.image.num_bytes
+                events.append(self._fail(preemption.sequence, error))
         for sequence in schedule.admitted:
             try:
-                self._load(sequence)
+                self._mover.load(sequence)
             except Exception as error:
                 failed.add(sequence)
                 events.append(self._fail(sequence, error))
         return [row for row in schedule.rows if row.sequence not in failed]
-
-    def _load(self, sequence: Sequence) -> None:
-        blocks = self._scheduler.blocks
-        state_slot = blocks.state_slot(sequence.request_id)
-        image = sequence.image
-        if image is None:
-            self._runner.reset_slot(state_slot)
-            return
-        num_pages = self._cache.pages_for(image.num_tokens)
-        table = blocks.block_table(sequence.request_id)[:num_pages]
-        self._runner.import_image(image, table, state_slot)
-        if sequence.num_exported_blocks == 0:
-            # A prefix that came with the request is stored already.
-            sequence.num_exported_blocks = image.num_tokens // self._cache.block_tokens
-        sequence.num_computed = image.num_tokens
-        sequence.image = None
 
     def _sample_row(self, sequence: Sequence) -> SampleRow:
         return SampleRow(
@@ -416,7 +352,7 @@ class LLMEngine:
     ) -> None:
         """Exports what a row computed and turns its sample into events."""
         try:
-            self._export(sequence)
+            self._mover.export(sequence)
         except Exception as error:
             events.append(self._fail(sequence, error))
             return
@@ -448,28 +384,6 @@ class LLMEngine:
         if is_last:
             self._close(sequence, SequenceStatus.FINISHED)
         return event
-
-    def _export(self, sequence: Sequence) -> None:
-        export = sequence.request.export
-        end = sequence.num_computed
-        if export is None or end > sequence.num_given:
-            return
-        block_tokens = self._cache.block_tokens
-        table = self._scheduler.blocks.block_table(sequence.request_id)
-        slot = self._scheduler.blocks.state_slot(sequence.request_id)
-        first, last = sequence.num_exported_blocks, end // block_tokens
-        if last > first:
-            payloads = self._runner.export_blocks(table[first:last])
-            for block_idx, payload in enumerate(payloads, start=first):
-                export.save_block(block_idx, payload)
-            sequence.num_exported_blocks = last
-        if end % block_tokens == 0 and export.wants_state(end):
-            export.save_state(end, self._runner.export_state(slot, end))
-        if end == sequence.num_given:
-            tail = self._runner.export_image(
-                table[: self._cache.pages_for(end)], slot, end, blocks=False
-            )
-            export.save_tail(end, bytes(tail.partial), bytes(tail.state))
 
     def _fail(self, sequence: Sequence, error: Exception) -> RequestFailed:
         logger.warning("request %s failed: %s", sequence.request_id, type(error).__name__)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.block_manager import BlockManager
 from engine.config import CacheSize, EngineRole, EngineSettings
@@ -72,11 +72,19 @@ class Row:
 
 @dataclass(slots=True)
 class Schedule:
-    """Decisions for one step, to be carried out in the order of the fields."""
+    """Decisions for one step, to be carried out in the order of the fields.
 
-    preempted: list[Preemption]
-    admitted: list[Sequence]
-    rows: list[Row]
+    Args:
+        preempted: whose state must be copied out.
+        admitted: whose state must be copied in.
+        rows: what to compute.
+        preempted_ids: who lost memory, also those without state to copy.
+    """
+
+    preempted: list[Preemption] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    preempted_ids: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +143,13 @@ class Scheduler:
         max_pages = self._check_fits(max_kv_tokens)
         reservation = self._reservations.pop(request.reservation_id or "", None)
         arrival_idx = reservation.arrival_idx if reservation else self._take_arrival_idx()
+        num_stored_tokens = request.image.num_tokens if request.image else 0
         sequence = Sequence(
-            request, arrival_idx=arrival_idx, max_kv_tokens=max_kv_tokens, max_pages=max_pages
+            request,
+            arrival_idx=arrival_idx,
+            max_kv_tokens=max_kv_tokens,
+            max_pages=max_pages,
+            num_stored_blocks=num_stored_tokens // self._cache.block_tokens,
         )
         insort(self._waiting, sequence, key=_arrival)
         return sequence
@@ -211,26 +224,26 @@ class Scheduler:
 
     def schedule(self, kind: StepKind) -> Schedule:
         """Fills a step of the agreed kind; may come out empty."""
-        schedule = Schedule([], [], [])
+        schedule = Schedule()
         budget = self._settings.max_num_batched_tokens
         candidates = [
-            sequence
+            (sequence, sequence.num_missing)
             for sequence in self._running
             if not sequence.is_paused and self._is_row_of(kind, sequence)
         ]
         # Sequences that only need their newest token come first in the budget, so that those
         # catching up never hold back a decoding neighbour.
-        spare = budget - sum(1 for sequence in candidates if sequence.num_missing == 1)
-        for sequence in candidates:
-            if not self.blocks.has_owner(sequence.request_id):
-                continue  # preempted for an older one a moment ago
-            num_tokens = 1 if sequence.num_missing == 1 else self._chunk_tokens(sequence, spare)
+        spare = budget - sum(1 for _, num_missing in candidates if num_missing == 1)
+        for sequence, num_missing in candidates:
+            if schedule.preempted_ids and sequence.request_id in schedule.preempted_ids:
+                continue
+            num_tokens = 1 if num_missing == 1 else self._chunk_tokens(sequence, spare)
             if num_tokens == 0 or not self._make_room(sequence, num_tokens, schedule):
                 continue
-            if sequence.num_missing > 1:
+            if num_missing > 1:
                 spare -= num_tokens
             schedule.rows.append(Row(sequence, num_tokens))
-        if not schedule.preempted:
+        if not schedule.preempted_ids:
             self._admit(kind, spare, schedule)
         return schedule
 
@@ -318,7 +331,7 @@ class Scheduler:
         if export is None or num_tokens == 0:
             return num_tokens
         block_tokens = self._cache.block_tokens
-        start = sequence.num_resumable
+        start = sequence.num_computed
         first = (start // block_tokens + 1) * block_tokens
         last = min(start + num_tokens, sequence.num_given)
         for end in range(first, last + 1, block_tokens):
@@ -328,7 +341,7 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
         """Grows a sequence for its row; False when it was itself the last to arrive."""
-        num_pages = self._cache.pages_for(sequence.num_resumable + num_tokens)
+        num_pages = self._cache.pages_for(sequence.num_computed + num_tokens)
         while not self.blocks.try_grow(sequence.request_id, num_pages):
             victim = self._running[-1]
             self._preempt(victim, schedule)
@@ -351,6 +364,7 @@ class Scheduler:
         else:
             victim.move_to(SequenceStatus.WAITING)
         self.num_preemptions += 1
+        schedule.preempted_ids.add(owner)
         self._running.remove(victim)
         self.blocks.free(owner)
         insort(self._waiting, victim, key=_arrival)

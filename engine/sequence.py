@@ -2,7 +2,7 @@
 
 Index ranges of a sequence, all half-open, in tokens:
 
-    [0, num_computed)            have KV on the device
+    [0, num_computed)            have KV, on the device or in the image that waits to be imported
     [num_computed, num_tokens)   known, without KV; at least one until the sequence is final
     [0, num_given)               came with the request; their KV is what an export wants
     [num_prompt, num_tokens)     generated, here or by an earlier attempt
@@ -10,6 +10,7 @@ Index ranges of a sequence, all half-open, in tokens:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.request import TRANSITIONS, EngineRequest, FinishReason, SequenceStatus
@@ -30,6 +31,7 @@ class Sequence:
         arrival_idx: place in the order of arrival; decides admission and preemption.
         max_kv_tokens: tokens in KV at most during its life.
         max_pages: pages for `max_kv_tokens`.
+        num_stored_blocks: blocks that came with the request and need no export.
     """
 
     __slots__ = (
@@ -49,9 +51,14 @@ class Sequence:
     )
 
     def __init__(
-        self, request: EngineRequest, *, arrival_idx: int, max_kv_tokens: int, max_pages: int
+        self,
+        request: EngineRequest,
+        *,
+        arrival_idx: int,
+        max_kv_tokens: int,
+        max_pages: int,
+        num_stored_blocks: int = 0,
     ) -> None:
-        self.request = request
         self.request_id = request.request_id
         self.arrival_idx = arrival_idx
         self.max_kv_tokens = max_kv_tokens
@@ -59,9 +66,12 @@ class Sequence:
         self.tokens = list(request.token_ids)
         self.num_given = len(request.token_ids)
         self.num_prompt = self.num_given - request.num_generated
-        self.num_computed = 0
-        self.num_exported_blocks = 0
+        # The sequence owns the image from here on: the request would keep its bytes alive for the
+        # whole generation.
         self.image: SequenceImage | None = request.image
+        self.request = request if request.image is None else replace(request, image=None)
+        self.num_computed = 0 if self.image is None else self.image.num_tokens
+        self.num_exported_blocks = num_stored_blocks
         self.is_paused = False
         self.status = SequenceStatus.WAITING
 
@@ -77,13 +87,8 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Known tokens without KV on the device (an image not yet imported counts as KV)."""
-        return len(self.tokens) - self.num_resumable
-
-    @property
-    def num_resumable(self) -> int:
-        """Tokens whose KV is on the device, or in the image that waits to be imported."""
-        return self.num_computed if self.image is None else self.image.num_tokens
+        """Known tokens without KV."""
+        return len(self.tokens) - self.num_computed
 
     @property
     def is_live(self) -> bool:
@@ -93,8 +98,11 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         """True when more than the newest token lacks KV, or a prompt token does."""
-        resumable = self.num_resumable
-        return len(self.tokens) - resumable > 1 or resumable < self.num_prompt
+        return len(self.tokens) - self.num_computed > 1 or self.num_computed < self.num_prompt
+
+    def drop_image(self) -> None:
+        """Notes that the image was imported, and lets its bytes go."""
+        self.image = None
 
     def move_to(self, status: SequenceStatus) -> None:
         """Changes the status along an arrow of the diagram.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import math
+import weakref
 from collections.abc import Iterable
 
 import pytest
 
 from engine.config import EngineRole, EngineSettings, ModelLimits
-from engine.engine import EngineFailed, EngineStatistics, LLMEngine
+from engine.engine import EngineFailed, LLMEngine
 from engine.kv_connector import InMemoryExport
 from engine.plan import StepKind
 from engine.request import (
@@ -26,6 +29,7 @@ from engine.request import (
     SamplingParams,
     TokenOut,
 )
+from engine.statistics import EngineStatistics
 from tests.fakes.toy_runner import EOS, VOCAB, ToyRunner, expected_tokens
 
 BLOCK = 4
@@ -498,3 +502,32 @@ def test_log_probabilities_are_reported_when_asked() -> None:
         assert event.logprob is not None
         assert len(event.top_logprobs) == 3
         assert event.top_logprobs[0] == (event.token_id, event.logprob)
+
+
+class Payload(bytearray):
+    """Bytes whose end of life can be seen."""
+
+
+def test_the_bytes_of_an_image_are_let_go_once_they_are_on_the_device() -> None:
+    export = InMemoryExport(BLOCK)
+    engine, _ = make_engine()
+    engine.add(EngineRequest(request_id="a", token_ids=prompt_of(6), export=export))
+    drain(engine)
+    image = export.image()
+    payload = Payload(image.state)
+    seen = weakref.ref(payload)
+    engine.add(
+        EngineRequest(
+            request_id="b",
+            token_ids=(*prompt_of(6), 3),
+            image=dataclasses.replace(image, state=payload),
+            sampling=SamplingParams(max_tokens=8, ignore_eos=True),
+        )
+    )
+    del payload
+    gc.collect()
+    assert seen() is not None
+    engine.step()
+    gc.collect()
+    assert seen() is None
+    assert engine.statistics().running == 1

@@ -48,11 +48,8 @@ def run(scheduler: Scheduler, kind: StepKind) -> Schedule:
     schedule = scheduler.schedule(kind)
     for preemption in schedule.preempted:
         preemption.sequence.image = image_of(preemption.num_computed)
-        preemption.sequence.num_computed = 0
     for sequence in schedule.admitted:
-        if sequence.image is not None:
-            sequence.num_computed = sequence.image.num_tokens
-            sequence.image = None
+        sequence.drop_image()
     steps = scheduler.steps_of(schedule.rows)
     for row, step in zip(schedule.rows, steps, strict=True):
         scheduler.complete(row)
