@@ -104,6 +104,7 @@ def hc_head(
     """
     n = streams.shape[1]
     expect(projection, "projection", (n * streams.shape[2], n), dtype=torch.float32)
+    expect(scale, "scale", (1,), dtype=torch.float32)
     expect(base, "base", (n,), dtype=torch.float32)
     result: torch.Tensor = implementation(streams, projection, scale, base, rms_eps, hc_eps)
     return result

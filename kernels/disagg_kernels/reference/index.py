@@ -29,13 +29,18 @@ def index_logits(
 
 def select_topk(logits: torch.Tensor, k: int) -> torch.Tensor:
     """See `disagg_kernels.index.select_topk`."""
-    num_keys = logits.shape[1]
-    k_here = min(k, num_keys)
-    order = logits.sort(dim=-1, descending=True, stable=True)
-    picks = order.indices[:, :k_here]
-    picks = picks.masked_fill(order.values[:, :k_here] == float("-inf"), num_keys)
-    picks = picks.sort(dim=-1).values
-    picks = picks.masked_fill(picks == num_keys, -1)
-    if k_here < k:
-        picks = torch.nn.functional.pad(picks, (0, k - k_here), value=-1)
+    rows, num_keys = logits.shape
+    picked = logits > float("-inf")
+    if k < num_keys:
+        # The k-th largest value decides; which of several equal ones topk took it leaves open.
+        least = logits.topk(k, dim=-1, sorted=True).values[:, -1:]
+        above = logits > least
+        level = (logits == least) & picked
+        room = k - above.sum(-1, keepdim=True)
+        picked = above | (level & (level.cumsum(-1) <= room))
+    row, key = picked.nonzero(as_tuple=True)
+    counts = picked.sum(-1)
+    place = torch.arange(row.shape[0]) - (counts.cumsum(0) - counts)[row]
+    picks = torch.full((rows, k), -1, dtype=torch.int64)
+    picks[row, place] = key
     return picks

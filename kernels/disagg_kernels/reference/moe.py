@@ -26,7 +26,8 @@ def route(
         # Reading the marks row by row gives the ids in ascending order.
         ids = (ranking == float("-inf")).nonzero()[:, 1].view(-1, top_k)
     weights = scores.gather(1, ids)
-    weights.div_(weights.sum(-1, keepdim=True)).mul_(scale)
+    # The floor keeps a row finite whose scores all underflow; it changes no other.
+    weights.div_(weights.sum(-1, keepdim=True).add_(1e-20)).mul_(scale)
     return ids, weights
 
 
