@@ -11,13 +11,13 @@ reason. A path that ends without an error ended with one.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from decode_service.credits import Credit, Credits
-from decode_service.fetcher import Fetched, Fetcher
+from decode_service.fetcher import Fetcher
 from disagg import wire
-from engine.async_engine import AsyncEngine, EngineStopped
+from engine.async_engine import AsyncEngine, EngineStopped, RequestHandle
 from engine.request import (
     ChunkDone,
     EngineRequest,
@@ -185,6 +185,15 @@ class DecodePath:
                 Nothing is left behind in the engine or the store.
         """
         check(request)
+        engine_request = EngineRequest(
+            request_id=f"{request.request_id}#{request.attempt}",
+            token_ids=(*request.token_ids, request.ticket.first_token),
+            num_generated=request.num_generated + 1,
+            sampling=request.sampling,
+            arrival=self._clock.now(),
+        )
+        # Before the fetch: a ticket is good once, so a bad request must not use it up.
+        self._engine.check(engine_request)
         with self._fence.enter(request.request_id, request.attempt):
             async with self._room(request) as room:
                 size = self._fetcher.size_of(len(request.token_ids))
@@ -193,7 +202,11 @@ class DecodePath:
                         request.ticket, request.token_ids, request.cache_salt
                     )
                     await emit(Resumed(num_bytes=fetched.num_bytes, fetch_s=fetched.fetch_s))
-                    await self._stream(request, fetched, room, grant, emit)
+                    handle = self._engine.submit(
+                        replace(engine_request, image=fetched.image, reservation_id=room)
+                    )
+                    del fetched  # the engine has the state, and drops it once it is on the device
+                    await _stream(handle, grant, emit)
 
     def statistics(self) -> DecodeStatistics:
         """What is held now."""
@@ -223,55 +236,6 @@ class DecodePath:
             await self._free_room(credit.credit_id)
             raise
 
-    async def _stream(
-        self,
-        request: SequenceRequest,
-        fetched: Fetched,
-        room: str | None,
-        grant: Grant,
-        emit: Emit,
-    ) -> None:
-        """Runs the sequence and emits what is ready, until its last token."""
-        engine_request = EngineRequest(
-            request_id=f"{request.request_id}#{request.attempt}",
-            token_ids=(*request.token_ids, request.ticket.first_token),
-            num_generated=request.num_generated + 1,
-            sampling=request.sampling,
-            image=fetched.image,
-            reservation_id=room,
-            arrival=self._clock.now(),
-        )
-        async with self._engine.submit(engine_request) as handle:
-            async for event in handle:
-                # The engine has the state on its device now; the bytes here are free.
-                grant.give_back()
-                tokens: list[TokenOut] = []
-                for ready in (event, *handle.take_ready()):
-                    if isinstance(ready, TokenOut):
-                        tokens.append(ready)
-                    elif not isinstance(ready, ChunkDone):
-                        await self._end(request, tokens, ready, emit)
-                if tokens:
-                    await emit(Tokens(tokens=tuple(tokens)))
-                    if tokens[-1].is_last:
-                        return
-        raise Bug(f"decode of {request.request_id} ended without a last token")
-
-    async def _end(
-        self,
-        request: SequenceRequest,
-        tokens: list[TokenOut],
-        event: RequestFinished | RequestFailed,
-        emit: Emit,
-    ) -> NoReturn:
-        """Ends the path by an event that brings no token."""
-        if tokens:
-            await emit(Tokens(tokens=tuple(tokens)))
-        if isinstance(event, RequestFailed):
-            raise event.error
-        # Lengths were checked before, and nobody but this path aborts the request.
-        raise Bug(f"decode of {request.request_id} ended by {event.finish_reason}")
-
     async def _free_room(self, credit_id: str) -> None:
         """Gives room back to the engine; waits for its answer, but not for ever."""
         try:
@@ -281,6 +245,37 @@ class DecodePath:
             # The engine thread has the command and obeys when its step ends; a stopped engine
             # holds nothing.
             return
+
+
+async def _stream(handle: RequestHandle, grant: Grant, emit: Emit) -> None:
+    """Emits what is ready until the last token of the sequence."""
+    async with handle:
+        async for event in handle:
+            # The engine has the state on its device now; the bytes here are free.
+            grant.give_back()
+            tokens: list[TokenOut] = []
+            for ready in (event, *handle.take_ready()):
+                if isinstance(ready, TokenOut):
+                    tokens.append(ready)
+                elif not isinstance(ready, ChunkDone):
+                    await _end(tokens, ready, emit)
+            if tokens:
+                await emit(Tokens(tokens=tuple(tokens)))
+                if tokens[-1].is_last:
+                    return
+    raise Bug(f"decode of {handle.request_id} ended without a last token")
+
+
+async def _end(
+    tokens: list[TokenOut], event: RequestFinished | RequestFailed, emit: Emit
+) -> NoReturn:
+    """Ends the path by an event that brings no token."""
+    if tokens:
+        await emit(Tokens(tokens=tuple(tokens)))
+    if isinstance(event, RequestFailed):
+        raise event.error
+    # Lengths were checked before, and nobody but this path aborts the request.
+    raise Bug(f"decode of {event.request_id} ended by {event.finish_reason}")
 
 
 def check(request: SequenceRequest) -> None:

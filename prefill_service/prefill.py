@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from disagg import block_hash, wire
-from engine.async_engine import AsyncEngine
+from engine.async_engine import AsyncEngine, RequestHandle
 from engine.handoff import KvLayout, SequenceImage
 from engine.request import (
     ChunkDone,
@@ -164,7 +164,6 @@ class PrefillPath:
             began = self._clock.now()
             hashes, prefix = await self._load(request)
             if prefix is not None:
-                engine_request = replace(engine_request, image=_image(prefix))
                 await emit(
                     PrefixHit(
                         cached_tokens=prefix.num_tokens,
@@ -174,8 +173,12 @@ class PrefillPath:
                 )
             self._count_tokens(request, prefix)
             async with self._publication(request, hashes, prefix, grant) as publication:
-                engine_request = replace(engine_request, export=publication)
-                first = await self._compute(engine_request, publication, emit)
+                image = None if prefix is None else _image(prefix)
+                handle = self._engine.submit(
+                    replace(engine_request, image=image, export=publication)
+                )
+                del prefix, image  # the engine has it, and drops it once it is on the device
+                first = await self._compute(handle, publication, emit)
                 await self._commit(request, first, publication, emit)
 
     def statistics(self) -> PrefillStatistics:
@@ -240,11 +243,11 @@ class PrefillPath:
         self._metrics.count("disagg_prompt_tokens_total", num_computed, source="computed")
 
     async def _compute(
-        self, engine_request: EngineRequest, publication: Publication, emit: Emit
+        self, handle: RequestHandle, publication: Publication, emit: Emit
     ) -> TokenOut:
         """Runs the prompt through the engine; the first token, after everything was saved."""
         submitted = self._clock.now()
-        async with self._engine.submit(engine_request) as handle:
+        async with handle:
             async for event in handle:
                 publication.raise_if_failed()
                 if isinstance(event, ChunkDone):
@@ -262,7 +265,7 @@ class PrefillPath:
                     raise event.error
                 elif isinstance(event, RequestFinished):
                     raise Bug(f"prefill of {event.request_id} ended by {event.finish_reason}")
-        raise Bug(f"prefill of {engine_request.request_id} ended without a token")
+        raise Bug(f"prefill of {handle.request_id} ended without a token")
 
     async def _commit(
         self, request: PromptRequest, first: TokenOut, publication: Publication, emit: Emit
