@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.environment import describe
 from engine.parallel.dispatch import Dispatcher
 from engine.parallel.lockstep import VotePort, VoteVector
 from engine.parallel.worker import RankContext, open_ports, run_group
@@ -90,26 +88,7 @@ def report(results: list[dict[str, object]], settings: dict[str, object]) -> dic
         "results": results,
         "gloo_over_shm": ratios,
         "settings": {**settings, **sizes},
-        "environment": environment(),
-    }
-
-
-def environment() -> dict[str, object]:
-    """Machine, versions and commit."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "load_1min": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit.stdout.strip() or "unknown",
+        "environment": describe(int(str(settings["seed"]))),
     }
 
 
