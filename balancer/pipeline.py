@@ -139,6 +139,7 @@ class Pipeline:
         journey.enter(Leg.PREFILL, pair.prefill)
         call, timing, transcript = journey.prefill_call(), journey.timing, journey.transcript
         timing.prefill_member = pair.prefill.member_id
+        committed: Committed | None = None
         stream = self._peers.prefill(
             pair.prefill,
             call,
@@ -162,13 +163,14 @@ class Pipeline:
                     case Committed():
                         timing.commit_us = event.commit_us
                         timing.published_bytes += event.published_bytes
-                        if event.ticket is not None or transcript.is_finished:
-                            return event.ticket
+                        # Read on to the end: a cancelled prefill takes its hand-off back.
+                        committed = event
                     case _:
                         pass
-        if transcript.is_finished:
-            return None
-        raise _cut_short(pair.prefill, "a ticket")
+        ticket = committed.ticket if committed is not None else None
+        if ticket is None and not transcript.is_finished:
+            raise _cut_short(pair.prefill, "a ticket")
+        return ticket
 
     async def _decode(self, journey: Journey, pair: Pair, ticket: Ticket) -> None:
         """Ticket to last token."""

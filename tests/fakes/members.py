@@ -203,6 +203,8 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
                 )
             )
         yield response(committed=committed)
+        # A real one does its book-keeping here, and takes the hand-off back when it is cancelled.
+        await asyncio.sleep(0.01)
 
 
 class _Decode(decode_pb2_grpc.DecodeServiceServicer):

@@ -51,6 +51,7 @@ async def test_a_request_walks_the_whole_line() -> None:
         assert decode.ticket.handoff_id == "h-r1-1"
         assert decode.credit_id
         assert door.store.aborted == []
+        assert door.prefills[0].cancelled == 0  # it ended by itself, its hand-off stands
         await door.settle()
 
 
