@@ -8,10 +8,11 @@ leaving the handle (by any door) aborts what is not finished. Nothing here waits
     handle queues        <----- events ----- once per step, for all requests together
 
 Back-pressure: a handle whose reader lags pauses its sequence at `queue_events` and resumes it at
-half of that. The sequence keeps its memory meanwhile, its neighbours go on.
+half of that. Its neighbours go on, and may take its memory.
 
-Health is progress: the step loop turns at least every `idle_wait_s`, also without work, so an old
-last turn means a stuck step. If the thread dies every handle fails at once.
+Health is progress: the step loop takes a step, or finds that there is nothing to do, at least every
+`idle_wait_s`; an old last progress means a stuck step, or work that nobody can run. If the thread
+dies every handle fails at once.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class AsyncEngine:
         clock: seconds, monotonic, from any thread.
         queue_events: unread events at which a request is paused.
         idle_wait_s: longest sleep of an idle step loop; a new request ends it at once.
-        stall_limit_s: age of the last turn above which the engine is not healthy; above the
+        stall_limit_s: age of the last progress above which the engine is not healthy; above the
             longest step and the time-out of collectives.
     """
 
@@ -179,9 +180,9 @@ class AsyncEngine:
         self._is_accepting = False
         self._is_abandoned = False
         self._failure: EngineFailed | None = None
-        self._last_turn = clock()
+        self._last_progress = clock()
         self._snapshot = engine.statistics()
-        self._snapshot_at = self._last_turn
+        self._snapshot_at = self._last_progress
         # Event loop thread: handles not yet over. Engine thread: to whom events go.
         self._open: dict[str, RequestHandle] = {}
         self._live: dict[str, RequestHandle] = {}
@@ -192,7 +193,7 @@ class AsyncEngine:
     def start(self) -> None:
         """Starts the step loop; to be called once, in the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
-        self._last_turn = self._clock()
+        self._last_progress = self._clock()
         self._is_accepting = True
         self._thread.start()
 
@@ -274,11 +275,11 @@ class AsyncEngine:
         return self._failure
 
     def progress_age_s(self) -> float:
-        """Returns the age of the last turn of the step loop."""
-        return self._clock() - self._last_turn
+        """Returns the age of the last step, or of the last look at an empty queue."""
+        return self._clock() - self._last_progress
 
     def is_healthy(self) -> bool:
-        """Says whether the step loop lives and turns."""
+        """Says whether the step loop lives and makes progress."""
         return (
             self._thread.is_alive()
             and self._failure is None
@@ -357,7 +358,6 @@ class AsyncEngine:
 
     def _turn(self) -> None:
         now = self._clock()
-        self._last_turn = now
         while self._commands:
             self._commands.popleft()()
             # Reported before the next command, which may use the same request id again.
@@ -365,6 +365,8 @@ class AsyncEngine:
         decision, events = self._engine.step()
         self._publish(events)
         is_resting = decision.step_kind is StepKind.NONE
+        if decision.idle or not is_resting:
+            self._last_progress = self._clock()
         if is_resting or now - self._snapshot_at >= _SNAPSHOT_INTERVAL_S:
             self._snapshot = self._engine.statistics()
             self._snapshot_at = now

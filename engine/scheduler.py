@@ -13,6 +13,8 @@ Rules:
   service, and the order of arrival stays the order of completion, so the oldest always advances
   (it fits alone, else it would have been refused). Its state goes to host memory and comes back
   bit by bit; nothing is recomputed;
+- a paused sequence keeps its memory while nobody else wants it; it is the first victim, gives way
+  to an admission too, and is passed over in the queue until it is resumed;
 - a prefill chunk ends at a boundary where the export wants the state, since rings move on.
 
 `schedule` only decides. The engine then carries out, in this order: copy out the preempted, copy
@@ -208,7 +210,7 @@ class Scheduler:
                 num_prefill += sequence.num_missing
             else:
                 num_decode += sequence.num_missing
-        head = self._waiting[0] if self._waiting else None
+        head = self._head()
         if head is not None and self._can_admit(head):
             if self._is_row_of(StepKind.PREFILL, head):
                 num_prefill += head.num_missing
@@ -315,15 +317,26 @@ class Scheduler:
         return reserved + sum(
             1
             for sequence in self._running
-            if self.blocks.num_pages_of(sequence.request_id) < sequence.max_pages
+            if not sequence.is_paused
+            and self.blocks.num_pages_of(sequence.request_id) < sequence.max_pages
         )
 
+    def _head(self) -> Sequence | None:
+        """Who is admitted next."""
+        return next((sequence for sequence in self._waiting if not sequence.is_paused), None)
+
     def _can_admit(self, sequence: Sequence) -> bool:
-        if len(self._running) + len(self._reservations) >= self._settings.max_num_seqs:
+        """Says whether there is a slot and room, counting what paused sequences would give up."""
+        paused = [other for other in self._running if other.is_paused]
+        num_active = len(self._running) - len(paused)
+        if num_active + len(self._reservations) >= self._settings.max_num_seqs:
             return False
         need = self._cache.pages_for(sequence.num_tokens)
         own_growth = 1 if need < sequence.max_pages else 0
-        return self.blocks.can_allocate(need + own_growth + self._pages_kept())
+        free = self.blocks.num_free_pages + sum(
+            self.blocks.num_pages_of(other.request_id) for other in paused
+        )
+        return need + own_growth + self._pages_kept() <= free
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
         num_tokens = min(sequence.num_missing, budget)
@@ -343,7 +356,7 @@ class Scheduler:
         """Grows a sequence for its row; False when it was itself the last to arrive."""
         num_pages = self._cache.pages_for(sequence.num_computed + num_tokens)
         while not self.blocks.try_grow(sequence.request_id, num_pages):
-            victim = self._running[-1]
+            victim = self._last_paused() or self._running[-1]
             self._preempt(victim, schedule)
             if victim is sequence:
                 return False
@@ -369,22 +382,42 @@ class Scheduler:
         self.blocks.free(owner)
         insort(self._waiting, victim, key=_arrival)
 
+    def _last_paused(self) -> Sequence | None:
+        return next((other for other in reversed(self._running) if other.is_paused), None)
+
     def _admit(self, kind: StepKind, budget: int, schedule: Schedule) -> None:
-        while self._waiting and budget > 0:
-            head = self._waiting[0]
-            if not self._is_row_of(kind, head) or not self._can_admit(head):
+        while budget > 0:
+            head = self._head()
+            if head is None or not self._is_row_of(kind, head) or not self._can_admit(head):
                 return
-            self.blocks.try_allocate(head.request_id, self._cache.pages_for(head.num_tokens))
-            del self._waiting[0]
+            if not self._make_way(head, schedule):
+                return
+            self._waiting.remove(head)
             insort(self._running, head, key=_arrival)
             head.move_to(
                 SequenceStatus.PREFILLING if head.is_prefilling else SequenceStatus.DECODING
             )
             schedule.admitted.append(head)
-            if not head.is_paused:
-                num_tokens = self._chunk_tokens(head, budget)
-                budget -= num_tokens
-                schedule.rows.append(Row(head, num_tokens))
+            num_tokens = self._chunk_tokens(head, budget)
+            budget -= num_tokens
+            schedule.rows.append(Row(head, num_tokens))
+
+    def _make_way(self, head: Sequence, schedule: Schedule) -> bool:
+        """Allocates for an admission, at the cost of paused sequences where it must."""
+        num_pages = self._cache.pages_for(head.num_tokens)
+        own_growth = 1 if num_pages < head.max_pages else 0
+        while True:
+            room = self.blocks.num_free_pages - self._pages_kept() - own_growth
+            is_crowded = len(self._running) + len(self._reservations) >= (
+                self._settings.max_num_seqs
+            )
+            if num_pages <= room and not is_crowded:
+                return self.blocks.try_allocate(head.request_id, num_pages)
+            victim = self._last_paused()
+            if victim is None:
+                # Pages of paused sequences may still be under a transfer.
+                return False
+            self._preempt(victim, schedule)
 
     def _step_of(self, row: Row) -> SequenceStep:
         sequence, num_tokens = row.sequence, row.num_tokens

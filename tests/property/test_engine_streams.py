@@ -36,6 +36,8 @@ class Arrival:
     temperature: float
     seed: int
     abort_after: int | None
+    pause_at: int
+    pause_steps: int
 
     def prompt(self) -> tuple[int, ...]:
         return tuple((5 * i * i + self.salt * 31 + 2) % VOCAB for i in range(self.length))
@@ -62,6 +64,8 @@ arrivals = st.lists(
         temperature=st.sampled_from([0.0, 0.0, 0.7, 1.5]),
         seed=st.integers(0, 2**64 - 1),
         abort_after=st.one_of(st.none(), st.none(), st.integers(0, 25)),
+        pause_at=st.integers(0, 50),
+        pause_steps=st.sampled_from([0, 0, 0, 3, 40]),
     ),
     min_size=1,
     max_size=7,
@@ -98,9 +102,16 @@ class Run:
         self.block_tokens = block_tokens
         self.streams: dict[str, list[EngineEvent]] = {}
 
-    def go(self, requests: list[tuple[int, int | None, EngineRequest]]) -> None:
+    def go(
+        self,
+        requests: list[tuple[int, int | None, EngineRequest]],
+        pauses: dict[str, tuple[int, int]] | None = None,
+    ) -> None:
         refused = set()
         for step in range(5000):
+            for name, (start, end) in (pauses or {}).items():
+                if step in (start, end):
+                    self.engine.set_paused(name, step == start != end)
             for at_step, abort_after, request in requests:
                 name = request.request_id
                 if at_step == step:
@@ -116,7 +127,7 @@ class Run:
             for event in events:
                 assert not any(is_final(earlier) for earlier in self.streams[event.request_id])
                 self.streams[event.request_id].append(event)
-            if step > 60 and not self.engine.has_work():
+            if step > 95 and not self.engine.has_work():
                 break
         assert not self.engine.has_work(), "the engine does not come to an end"
         statistics = self.engine.statistics()
@@ -157,7 +168,11 @@ def test_streams_do_not_depend_on_neighbours_chunks_or_memory(
                 ),
             )
             for i, arrival in enumerate(arrivals)
-        ]
+        ],
+        {
+            f"r{i}": (arrival.pause_at, arrival.pause_at + arrival.pause_steps)
+            for i, arrival in enumerate(arrivals)
+        },
     )
     for i, arrival in enumerate(arrivals):
         if f"r{i}" in run.streams:

@@ -265,3 +265,18 @@ async def test_a_sampled_stream_is_the_same_in_company() -> None:
                 group.create_task(read(serving, request(f"n{i}", 4 + i, i, max_tokens=9)))
         assert task.result() == expected == expected_tokens(alone.token_ids, alone.sampling)
     assert isinstance(engine._runner, ToyRunner)
+
+
+async def test_work_that_nobody_can_run_is_not_healthy_for_ever() -> None:
+    now = [0.0]
+    engine, _ = make_engine(num_pages=11)
+    async with running(engine, clock=lambda: now[0]) as serving:
+        assert await serving.try_reserve("credit", 40)
+        async with serving.submit(request("a", 20, max_tokens=2)) as handle:
+            await until(lambda: serving.statistics().stalled_rounds > 0)
+            assert serving.is_healthy()
+            now[0] = 61.0
+            await until(lambda: not serving.is_healthy())
+            assert await serving.release_reservation("credit")
+            assert [event.number async for event in handle if isinstance(event, TokenOut)] == [1, 2]
+            assert serving.is_healthy()

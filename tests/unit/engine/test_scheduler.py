@@ -286,3 +286,39 @@ def test_reservations_take_slots_too() -> None:
     assert not scheduler.try_reserve("c", 4)
     assert scheduler.release_reservation("a")
     assert scheduler.try_reserve("c", 4)
+
+
+def test_paused_sequences_give_way_and_come_back_where_they_were() -> None:
+    scheduler = make(pages=6, max_num_seqs=2)
+    slow, other = add(scheduler, "slow", 9, max_tokens=9), add(scheduler, "other", 3, max_tokens=9)
+    run(scheduler, P)
+    run(scheduler, P)
+    late = add(scheduler, "late", 7, max_tokens=2)
+    assert not scheduler.demand().wants_prefill
+    slow.is_paused = True
+    assert scheduler.demand().wants_prefill
+    schedule = run(scheduler, P)
+    assert [preemption.sequence for preemption in schedule.preempted] == [slow]
+    assert schedule.admitted == [late]
+    # It is passed over while it is paused, and the first of the queue afterwards.
+    scheduler.finish(late, SequenceStatus.FINISHED)
+    scheduler.finish(other, SequenceStatus.FINISHED)
+    demand = scheduler.demand()
+    assert not demand.is_unfinished
+    assert not demand.has_decode_rows
+    behind = add(scheduler, "behind", 1, max_tokens=2)
+    slow.is_paused = False
+    assert names(run(scheduler, D)) == [("slow", 1)]
+    assert behind.status is SequenceStatus.WAITING
+
+
+def test_a_paused_sequence_is_the_first_victim() -> None:
+    scheduler = make(pages=6, max_num_batched_tokens=40)
+    first, second = add(scheduler, "a", 8, max_tokens=17), add(scheduler, "b", 8, max_tokens=17)
+    run(scheduler, P)
+    first.is_paused = True
+    while not scheduler.num_preemptions:
+        schedule = run(scheduler, D)
+    assert [preemption.sequence for preemption in schedule.preempted] == [first]
+    assert names(schedule) == [("b", 1)]
+    assert second.status is SequenceStatus.DECODING
