@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import grpc.aio
+
 from decode_service.credits import Credits
 from decode_service.decode import DecodeEvent, DecodePath, Resumed, SequenceRequest, Tokens
 from decode_service.fetcher import Fetcher
@@ -33,8 +35,11 @@ from prefill_service.prefill import (
 )
 from prefill_service.publisher import BoundaryPolicy
 from runtime.budget import Budget
+from runtime.channel import open_channel
 from runtime.clock import ManualClock, SystemClock
+from runtime.errors import ErrorMap
 from runtime.metrics import Metrics
+from runtime.serve import DrainSettings, Host, ListenSettings
 from tests.fakes.toy_runner import EOS, VOCAB, ToyRunner
 
 BLOCK = 4
@@ -385,7 +390,7 @@ async def cancel_when(
     work: Callable[[Callable[[object], Awaitable[None]]], Awaitable[None]],
     when: Callable[[object], bool],
 ) -> None:
-    """Runs `work(emit)` and cancels it while `emit` is held by the first event that `when` picks."""
+    """Runs `work(emit)` and cancels it while `emit` holds the first event that `when` picks."""
     held = asyncio.Event()
 
     async def emit(event: object) -> None:
@@ -408,3 +413,31 @@ async def cancel_when(
 
 async def _as_coroutine(work: Awaitable[None]) -> None:
     await work
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    role: str,
+    services: Sequence[str],
+    work: frozenset[str],
+    errors: ErrorMap,
+    register: Callable[[grpc.aio.Server], None],
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a host that serves what `register` adds, with all interceptors in force."""
+    host = Host(
+        role=role,
+        clock=SystemClock(),
+        metrics=Metrics(),
+        work=work,
+        services=services,
+        listen=ListenSettings(),
+        drain=DrainSettings(),
+        errors=errors,
+    )
+    register(host.server)
+    address = await host.start()
+    try:
+        async with open_channel(address) as channel:
+            yield channel
+    finally:
+        await host.stop(0)
