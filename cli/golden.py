@@ -41,11 +41,13 @@ class Comparison:
     Attributes:
         found: Token ids generated; fewer than wanted if the request failed.
         error: Why the request failed; empty if it did not.
+        attempts: How often it was dispatched.
     """
 
     case: Case
     found: tuple[int, ...]
     error: str = ""
+    attempts: int = 1
 
     @property
     def is_equal(self) -> bool:

@@ -80,6 +80,9 @@ def run(options: argparse.Namespace) -> int:
     for item in verdict.comparisons:
         if not item.is_equal:
             say(_explain(item))
+    repeated = sum(item.attempts > 1 for item in verdict.comparisons)
+    if repeated:  # equal all the same, but nobody broke anything on purpose here
+        say(f"  {plural(repeated, 'prompt')} needed more than one attempt")
     say(f"{plural(len(golden.cases), 'prompt')} in {clock.now() - started:.1f} s, start included")
     if options.json:
         show_json(verdict.as_json())
@@ -167,14 +170,16 @@ async def _ask(client: AsyncClient, request_id: str, case: Case) -> Comparison:
 
     sampling = Sampling(temperature=0.0, max_tokens=len(case.greedy_ids), ignore_eos=True)
     found: list[int] = []
+    attempts = 1
     try:
         async for chunk in client.stream(case.input_ids, request_id=request_id, sampling=sampling):
             found.extend(chunk.token_ids)
+            attempts = chunk.attempt
     except ClientError as error:
         return Comparison(
             case=case, found=tuple(found), error=f"{error.reason or error.code}: {error}"
         )
-    return Comparison(case=case, found=tuple(found))
+    return Comparison(case=case, found=tuple(found), attempts=attempts)
 
 
 def _explain(item: Comparison) -> str:
