@@ -8,6 +8,7 @@ entries and its selection; in V4.1 a few layers own them for many.
 
 import enum
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,7 @@ class ModelConfig:
     n_shared_experts: int
     moe_intermediate_size: int
     routed_scaling_factor: float
+    gate_temperature: float
     swiglu_limit: float
     hc_mult: int
     hc_sinkhorn_iters: int
@@ -144,6 +146,8 @@ class ModelConfig:
             ) from None
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ModelConfigError(f"{path} cannot be read as JSON: {error}") from error
+        if not isinstance(raw, dict):
+            raise ModelConfigError(f"{path} holds {type(raw).__name__}, wanted a JSON object")
         return cls.from_dict(raw)
 
     @classmethod
@@ -153,10 +157,9 @@ class ModelConfig:
         if family != "deepseek_v4":
             raise ModelConfigError(f"model_type {family!r} is not served; supported: 'deepseek_v4'")
         read = _Reader(raw)
-        ratios = _compress_ratios(read)
+        ratios = _compress_ratios(read, raw)
         num_hash = read.integer("num_hash_layers", default=_hash_layers(raw), minimum=0)
         layers = tuple(_layer(i, ratio, hash_routed=i < num_hash) for i, ratio in enumerate(ratios))
-        eos = raw.get("eos_token_id", 1)
         quantisation = raw.get("quantization_config")
         config = cls(
             model_type=family,
@@ -181,13 +184,14 @@ class ModelConfig:
             n_shared_experts=read.integer("n_shared_experts", default=1, minimum=0),
             moe_intermediate_size=read.integer("moe_intermediate_size"),
             routed_scaling_factor=read.number("routed_scaling_factor", default=1.0),
+            gate_temperature=read.number("gate_temp", default=1.0),
             swiglu_limit=read.number("swiglu_limit"),
             hc_mult=read.integer("hc_mult"),
             hc_sinkhorn_iters=read.integer("hc_sinkhorn_iters"),
             hc_eps=read.number("hc_eps"),
             rms_norm_eps=read.number("rms_norm_eps"),
             bos_token_id=read.integer("bos_token_id", default=0, minimum=0),
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
+            eos_token_ids=_eos_token_ids(raw),
             has_quantised_weights=quantisation is not None,
             weight_block=_weight_block(quantisation),
             layers=layers,
@@ -218,23 +222,24 @@ class _Reader:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        plain = isinstance(value, int | float) and not isinstance(value, bool)
+        if not plain or not math.isfinite(value) or value <= 0:
             raise ModelConfigError(f"config.json: {key} is {value!r}, wanted a positive number")
         return float(value)
 
-    def ratios(self) -> list[int]:
-        value = self._value("compress_ratios", None)
-        if not isinstance(value, list) or not all(isinstance(r, int) and r >= 0 for r in value):
+    def ratios(self, default: list[int] | None) -> list[int]:
+        value = self._value("compress_ratios", default)
+        if not isinstance(value, list) or not all(type(r) is int and r >= 0 for r in value):
             raise ModelConfigError(
                 f"config.json: compress_ratios is {value!r}, wanted a list of integers >= 0"
             )
         return value
 
 
-def _compress_ratios(read: _Reader) -> list[int]:
+def _compress_ratios(read: _Reader, raw: Mapping[str, Any]) -> list[int]:
     num_layers = read.integer("num_hidden_layers")
     num_draft = read.integer("num_nextn_predict_layers", default=0, minimum=0)
-    ratios = read.ratios()
+    ratios = read.ratios(default=_ratios_by_layer_type(raw))
     if len(ratios) not in (num_layers, num_layers + num_draft):
         raise ModelConfigError(
             f"config.json: compress_ratios has {len(ratios)} entries, num_hidden_layers is "
@@ -242,6 +247,33 @@ def _compress_ratios(read: _Reader) -> list[int]:
             "and at most one per draft layer"
         )
     return ratios[:num_layers]
+
+
+def _ratios_by_layer_type(raw: Mapping[str, Any]) -> list[int] | None:
+    """What transformers writes instead of compress_ratios: a type per layer, a rate per type."""
+    types, rates = raw.get("layer_types"), raw.get("compress_rates")
+    if not isinstance(types, list) or not isinstance(rates, dict):
+        return None
+    known = {"sliding_attention": 0, **rates}
+    unknown = sorted({str(kind) for kind in types if kind not in known})
+    if unknown:
+        raise ModelConfigError(
+            f"config.json: layer_types names {', '.join(unknown)}, for which compress_rates has no "
+            f"ratio; it has {', '.join(sorted(known))}"
+        )
+    return [known[kind] for kind in types]
+
+
+def _eos_token_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    found = raw.get("eos_token_id")
+    if found is None:
+        found = 1
+    ids = found if isinstance(found, list) else [found]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ModelConfigError(
+            f"config.json: eos_token_id is {found!r}, wanted a token id or a list of token ids"
+        )
+    return tuple(ids)
 
 
 def _layer(index: int, ratio: int, *, hash_routed: bool) -> LayerConfig:
@@ -271,10 +303,17 @@ def _hash_layers(raw: Mapping[str, Any]) -> int:
 
 
 def _yarn(raw: Mapping[str, Any]) -> YarnConfig | None:
-    scaling = raw.get("rope_scaling") or (raw.get("rope_parameters") or {}).get("compress")
+    parameters = raw.get("rope_parameters")
+    scaling = raw.get("rope_scaling")
+    if not scaling and isinstance(parameters, dict):
+        scaling = parameters.get("compress")
     if not scaling:
         return None
+    if not isinstance(scaling, dict):
+        raise ModelConfigError(f"config.json: rope_scaling is {scaling!r}, wanted an object")
     kind = scaling.get("type") or scaling.get("rope_type")
+    if kind == "default":
+        return None
     if kind != "yarn":
         raise ModelConfigError(f"config.json: rope_scaling.type is {kind!r}, supported: 'yarn'")
     try:
@@ -286,17 +325,24 @@ def _yarn(raw: Mapping[str, Any]) -> YarnConfig | None:
         )
     except KeyError as error:
         raise ModelConfigError(f"config.json: rope_scaling lacks {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ModelConfigError(f"config.json: rope_scaling holds no number: {error}") from None
 
 
 def _weight_block(quantisation: Any) -> int:
     if quantisation is None:
         return 128
+    if not isinstance(quantisation, dict):
+        raise ModelConfigError(
+            f"config.json: quantization_config is {quantisation!r}, wanted an object"
+        )
     block = quantisation.get("weight_block_size", [128, 128])
-    if not isinstance(block, list) or len(block) != 2 or block[0] != block[1]:
+    sizes = set(block) if isinstance(block, list) and len(block) == 2 else set()
+    if len(sizes) != 1 or not all(type(size) is int and size > 0 for size in sizes):
         raise ModelConfigError(
             f"config.json: quantization_config.weight_block_size is {block!r}, wanted [N, N]"
         )
-    return int(block[0])
+    return block[0]
 
 
 def _cross_check(config: ModelConfig, raw: Mapping[str, Any]) -> None:

@@ -37,10 +37,13 @@ class MixtureOfExperts:
         self._forced: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         gate = weights.linear(f"{prefix}.gate", config.n_routed_experts, d)
+        if config.gate_temperature != 1.0:
+            gate /= config.gate_temperature
         if layer.hash_routed:
             shape = (config.vocab_size, config.num_experts_per_tok)
+            table = weights.integers(f"{prefix}.gate.tid2eid", shape, config.n_routed_experts)
             # Choices are handled in ascending order of experts everywhere.
-            self._forced = weights.integers(f"{prefix}.gate.tid2eid", shape).sort(1).values
+            self._forced = table.sort(1).values
         else:
             self._bias = weights.tensor(f"{prefix}.gate.bias", (config.n_routed_experts,))
         self._gate = gate

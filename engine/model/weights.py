@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.model.config import LayerKind, ModelConfig
+from engine.model.config import ModelConfig
 
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+QUANTISED_TYPES = (torch.float8_e4m3fn, torch.int8, torch.uint8)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _FP4_GROUP = 32
 
@@ -112,9 +113,10 @@ def _shards(directory: Path) -> list[Path]:
     if index.exists():
         try:
             weight_map: Mapping[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{index} is not a safetensors index: {error}") from error
-        paths = [directory / name for name in sorted(set(weight_map.values()))]
+            names = sorted(set(weight_map.values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
+        paths = [directory / name for name in names]
     else:
         paths = sorted(directory.glob("*.safetensors"))
         # Golden values of a test checkpoint lie beside the model and are not part of it.
@@ -149,6 +151,11 @@ def dequantise(
     """
     if weight.dtype in FLOAT_TYPES:
         return weight.float()
+    if weight.dtype not in QUANTISED_TYPES or weight.dim() != 2:
+        raise CheckpointError(
+            f"tensor {name} is {weight.dtype} with {weight.dim()} axes; only floats and, with two "
+            "axes, FP8 E4M3 and packed FP4 can be read"
+        )
     if scale is None:
         raise CheckpointError(f"tensor {name} is {weight.dtype} but has no .scale tensor")
     wide = scale.float()
@@ -162,17 +169,16 @@ def dequantise(
             )
         wide = wide.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
         return weight.float() * wide
-    if weight.dtype in (torch.int8, torch.uint8):
-        codes = weight.view(torch.uint8).to(torch.int64)
-        table = torch.tensor(_E2M1)
-        values = torch.stack([table[codes & 15], table[codes >> 4]], -1).flatten(-2)
-        wanted = (values.shape[0], values.shape[1] // _FP4_GROUP)
-        if tuple(wide.shape) != wanted:
-            raise CheckpointError(
-                f"tensor {name}: scale has shape {tuple(wide.shape)}, wanted {wanted} for FP4"
-            )
-        return values * wide.repeat_interleave(_FP4_GROUP, 1)
-    raise CheckpointError(f"tensor {name} has unsupported dtype {weight.dtype}")
+    codes = weight.view(torch.uint8).to(torch.int64)
+    table = torch.tensor(_E2M1)
+    values = torch.stack([table[codes & 15], table[codes >> 4]], -1).flatten(-2)
+    rows, columns = values.shape
+    wanted = (rows, -(-columns // _FP4_GROUP))
+    if tuple(wide.shape) != wanted:
+        raise CheckpointError(
+            f"tensor {name}: scale has shape {tuple(wide.shape)}, wanted {wanted} for FP4"
+        )
+    return values * wide.repeat_interleave(_FP4_GROUP, 1)[:, :columns]
 
 
 class Weights:
@@ -209,13 +215,18 @@ class Weights:
         """Returns the weight of a linear map as `[in, out]` float32, contiguous."""
         return self.tensor(f"{name}.weight", (out_features, in_features)).t().contiguous()
 
-    def integers(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Returns an integer table as int64."""
+    def integers(self, name: str, shape: tuple[int, ...], limit: int) -> torch.Tensor:
+        """Returns an integer table as int64; all values lie in [0, limit)."""
         raw = self._files.raw(name)
         self._used.add(name)
         if raw.dtype not in (torch.int32, torch.int64) or tuple(raw.shape) != shape:
             raise CheckpointError(
                 f"tensor {name} is {raw.dtype} {tuple(raw.shape)}, wanted integers {shape}"
+            )
+        if raw.numel() and (int(raw.min()) < 0 or int(raw.max()) >= limit):
+            raise CheckpointError(
+                f"tensor {name} has values from {int(raw.min())} to {int(raw.max())}, config.json "
+                f"calls for 0 to {limit - 1}"
             )
         return raw.to(torch.int64)
 
@@ -263,8 +274,3 @@ def load_weights(directory: Path, config: ModelConfig) -> Weights:
         CheckpointError: no safetensors file, or one that is truncated.
     """
     return Weights(directory, config)
-
-
-def layer_has_indexer(kind: LayerKind) -> bool:
-    """Whether layers of this kind carry indexer tensors."""
-    return kind is LayerKind.CSA
