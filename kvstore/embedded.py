@@ -27,14 +27,19 @@ _STOP_TIMEOUT_S = 5.0
 _SOCKET_NAME = "store.sock"
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 
-# $0 is a name, "$@" the command line of the server. `read` fails at the end of standard input;
-# `wait` gives the exit status of the server.
+# $0 is a name, $1 a directory to remove at the end (or nothing), the rest starts the server.
+# The shell leads its own process group. `read` ends with standard input, or by the signal that the
+# inner shell sends when the server ended by itself; the empty traps let both shells outlive the
+# signal to the group, so that the last line comes after the server's end.
 _KEEPER = """
-"$@" </dev/null & server=$!
-trap 'kill -TERM $server 2>/dev/null' TERM INT HUP
+home=$1; shift
+trap : TERM INT HUP
+( trap : TERM; "$@"; kill -TERM $$ ) </dev/null &
 while read -r line; do :; done
-kill -TERM $server 2>/dev/null
-wait $server
+trap '' TERM
+kill -TERM 0
+wait
+[ -z "$home" ] || rm -rf -- "$home"
 """
 
 
@@ -58,7 +63,7 @@ class EmbeddedStore:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server's keeper is alive."""
+        """Whether the server is alive (its keeper ends with it)."""
         return self._keeper.poll() is None
 
     def stop(self) -> None:
@@ -109,6 +114,7 @@ def start(
                 "-c",
                 _KEEPER,
                 "kvstore-keeper",
+                str(home) if directory is None else "",
                 str(binary),
                 *_arguments(home, max_memory_bytes),
             ],
@@ -178,8 +184,7 @@ def _wait_until_ready(keeper: subprocess.Popen[bytes], path: Path, log: Path) ->
             for line in answer.splitlines():
                 if line.startswith(b"process_id:"):
                     return int(line.split(b":")[1])
-        # The keeper waits for its standard input even if the server fails, so the log decides.
-        if keeper.poll() is not None or b"Failed" in _tail(log) or b"FATAL" in _tail(log):
+        if keeper.poll() is not None:
             break
         pause.wait(0.01)
     detail = _tail(log).decode("utf-8", "replace").strip() or "it wrote no log"

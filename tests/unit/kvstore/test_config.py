@@ -1,0 +1,72 @@
+"""Settings refuse what cannot work, and URLs say where the store is without its secrets."""
+
+import pytest
+
+from kvstore.config import KvStoreConfig, parse_url
+from kvstore.errors import StoreUrlError
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block_tokens": 0}, ["block_tokens", "0"]),
+        ({"segment_bytes": 0}, ["segment_bytes", "0"]),
+        ({"segment_bytes": (4 << 20) + 1}, ["segment_bytes", "4194304"]),
+        ({"cache_ttl_s": 0.0}, ["cache_ttl_s"]),
+        ({"discard_after_s": float("nan")}, ["discard_after_s", "nan"]),
+        ({"lease_s": 700.0}, ["lease_s (700.0)", "handoff_ttl_s (600.0)"]),
+        ({"claim_ttl_s": 601.0}, ["claim_ttl_s (601.0)", "handoff_ttl_s (600.0)"]),
+        ({"timeout_s": 0.0}, ["timeout_s", "0"]),
+        ({"max_connections": 0}, ["max_connections (0)"]),
+        ({"pipeline_depth": 0}, ["pipeline_depth", "(0)"]),
+    ],
+)
+def test_bad_values_are_named(change: dict[str, float], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        KvStoreConfig(**{"block_tokens": 128, **change})  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "address", "database"),
+    [
+        ("memory://", "memory", "memory", 0),
+        ("unix:///run/store.sock", "unix", "/run/store.sock", 0),
+        ("unix:///run/my%20store.sock?db=3", "unix", "/run/my store.sock", 3),
+        ("redis://host", "redis", "host:6379", 0),
+        ("redis://user:secret@host:7000/2", "redis", "host:7000", 2),
+        ("rediss://[::1]:7001", "rediss", "::1:7001", 0),
+    ],
+)
+def test_urls_are_taken_apart(url: str, scheme: str, address: str, database: int) -> None:
+    parsed = parse_url(url)
+    assert (parsed.scheme, parsed.address, parsed.database) == (scheme, address, database)
+
+
+def test_secrets_stay_out_of_texts() -> None:
+    parsed = parse_url("redis://user:p%40ss@host")
+    assert (parsed.username, parsed.password) == ("user", "p@ss")
+    assert "p@ss" not in repr(parsed)
+    assert "p@ss" not in parsed.address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://host",
+        "/run/store.sock",
+        "unix://",
+        "redis://",
+        "redis://host:port",
+        "redis://host:99999",
+        "redis://host/x",
+        "unix:///a?db=-1",
+        "redis://host/123456",
+    ],
+)
+def test_bad_urls_say_what_is_wrong(url: str) -> None:
+    with pytest.raises(StoreUrlError) as caught:
+        parse_url(url)
+    assert "store URL" in str(caught.value)

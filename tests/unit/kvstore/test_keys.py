@@ -1,0 +1,192 @@
+"""Names and headers byte by byte, and that a reader checks every bit of a header."""
+
+import dataclasses
+import struct
+from contextlib import suppress
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.keys import (
+    HEADER_BYTES,
+    MAX_SEGMENTS,
+    Component,
+    Expected,
+    Header,
+    HeaderError,
+    attempt_key,
+    body_key,
+    combine_digests,
+    data_key,
+    flags_of,
+    flat_view,
+    handoff_id_of_key,
+    index_key,
+    is_handoff_id,
+    lease_key,
+    payload_digest,
+    tail_key,
+    tail_prefix,
+    unpack_header,
+    verify_segment,
+)
+
+FINGERPRINT = bytes.fromhex("0011223344556677")
+NAME = bytes(range(32))
+HANDOFF = "00112233445566778899aabbccddeeff"
+PAYLOAD = b"some payload"
+
+
+def make_header(**changes: object) -> Header:
+    values: dict[str, object] = {
+        "fingerprint": FINGERPRINT,
+        "name": NAME[:8],
+        "component": Component.KV,
+        "segment": 0,
+        "num_segments": 1,
+        "num_bytes": len(PAYLOAD),
+        "digest": payload_digest(PAYLOAD),
+        "flags": 1,
+    }
+    return Header(**{**values, **changes})  # type: ignore[arg-type]
+
+
+EXPECTED = Expected(
+    fingerprint=FINGERPRINT, name=NAME, component=Component.KV, segment=0, attempt=0
+)
+
+
+def test_the_grammar_of_keys() -> None:
+    name = NAME.hex().encode()
+    assert data_key(FINGERPRINT, NAME, Component.STATE, 3) == (
+        b"dkv1:0011223344556677:b:{" + name + b"}:2:0:3"
+    )
+    assert index_key(FINGERPRINT, NAME) == b"dkv1:0011223344556677:m:{" + name + b"}"
+    assert tail_key(FINGERPRINT, HANDOFF, Component.TAIL_KV, 1) == (
+        b"dkv1:0011223344556677:t:{00112233445566778899aabbccddeeff}:3:0:1"
+    )
+    assert tail_key(FINGERPRINT, HANDOFF, Component.TAIL_KV, 1).startswith(
+        tail_prefix(FINGERPRINT, HANDOFF)
+    )
+    assert body_key(HANDOFF) == b"dkv1:h:{00112233445566778899aabbccddeeff}"
+    assert lease_key(HANDOFF) == b"dkv1:l:{00112233445566778899aabbccddeeff}"
+
+
+def test_request_ids_enter_keys_as_digests() -> None:
+    assert attempt_key("user: text {}") == attempt_key("user: text {}")
+    assert attempt_key("a") != attempt_key("b")
+    assert b"user" not in attempt_key("user: text {}")
+
+
+@pytest.mark.parametrize("key", [body_key(HANDOFF), lease_key(HANDOFF)])
+def test_the_part_between_the_braces(key: bytes) -> None:
+    assert handoff_id_of_key(key) == HANDOFF
+    assert handoff_id_of_key(b"no braces") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_id"),
+    [(HANDOFF, True), (HANDOFF.upper(), False), (HANDOFF[1:], False), ("../" * 11, False)],
+)
+def test_what_is_a_handoff_id(text: str, is_id: bool) -> None:
+    assert is_handoff_id(text) is is_id
+
+
+def test_a_header_byte_by_byte() -> None:
+    header = make_header(flags=2, component=3, rank=0, segment=1, num_segments=2, attempt=5)
+    packed = header.pack()
+    assert len(packed) == HEADER_BYTES
+    assert packed[:4] == b"DKV1"
+    assert struct.unpack_from("<HH", packed, 4) == (1, 2)
+    assert packed[8:16] == FINGERPRINT
+    assert packed[16:24] == NAME[:8]
+    assert struct.unpack_from("<HHHH", packed, 24) == (3, 0, 1, 2)
+    assert struct.unpack_from("<Q", packed, 32) == (len(PAYLOAD),)
+    assert packed[40:56] == xxhash.xxh3_128(PAYLOAD).digest()
+    assert struct.unpack_from("<I", packed, 56) == (5,)
+    assert packed[60:] == bytes(4)
+    assert unpack_header(packed) == header
+
+
+@given(position=st.integers(0, HEADER_BYTES * 8 - 1))
+def test_no_bit_of_a_header_is_free(position: int) -> None:
+    value = bytearray(make_header().pack() + PAYLOAD)
+    value[position // 8] ^= 1 << position % 8
+    with pytest.raises(HeaderError):
+        verify_segment(bytes(value), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected", "reason"),
+    [
+        ({"fingerprint": bytes(8)}, {}, "fingerprint"),
+        ({"name": bytes(8)}, {}, "name"),
+        ({"component": Component.STATE}, {}, "component"),
+        ({"rank": 1}, {}, "rank"),
+        ({"segment": 1, "num_segments": 2}, {}, "segment"),
+        ({"attempt": 1}, {}, "attempt"),
+        ({"num_segments": 2, "flags": 0}, {"num_segments": 3}, "count"),
+        ({"num_segments": 0}, {}, "count"),
+        ({"num_segments": MAX_SEGMENTS + 1, "flags": 0}, {}, "count"),
+        ({"flags": 0}, {}, "flags"),
+        ({"num_bytes": 5}, {}, "length"),
+        ({}, {"num_bytes": 5}, "length"),
+        ({}, {"digest": bytes(16)}, "digest"),
+        ({"digest": bytes(16)}, {}, "digest"),
+    ],
+)
+def test_each_check_has_its_reason(
+    header: dict[str, object], expected: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(HeaderError) as caught:
+        verify_segment(
+            make_header(**header).pack() + PAYLOAD,
+            dataclasses.replace(EXPECTED, **expected),  # type: ignore[arg-type]
+        )
+    assert caught.value.reason == reason
+
+
+def test_a_sound_segment_gives_its_payload_without_a_copy() -> None:
+    value = bytearray(make_header().pack() + PAYLOAD)
+    header, payload = verify_segment(value, EXPECTED)
+    assert bytes(payload) == PAYLOAD
+    assert header.num_bytes == len(PAYLOAD)
+    assert payload.obj is value
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_header_error_or_a_header(value: bytes) -> None:
+    with suppress(HeaderError):
+        assert unpack_header(value).pack() == value[:HEADER_BYTES]
+
+
+def test_flags_follow_from_component_and_count() -> None:
+    assert flags_of(Component.KV, 1) == 1
+    assert flags_of(Component.STATE, 2) == 0
+    assert flags_of(Component.TAIL_KV, 1) == flags_of(Component.TAIL_STATE, 9) == 2
+
+
+def test_the_digest_of_one_segment_is_that_of_the_payload() -> None:
+    one, two = payload_digest(b"1"), payload_digest(b"2")
+    assert combine_digests([one]) == one
+    assert combine_digests([one, two]) != combine_digests([two, one])
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        b"abcd",
+        bytearray(b"abcd"),
+        memoryview(b"abcd").cast("I"),
+        memoryview(b"abcd").cast("B", (2, 2)),
+    ],
+)
+def test_flat_views(buffer: bytes) -> None:
+    assert bytes(flat_view(buffer)) == b"abcd"
+
+
+def test_empty_buffers_have_flat_views() -> None:
+    assert len(flat_view(b"")) == 0
+    assert len(flat_view(memoryview(bytearray()))) == 0

@@ -1,0 +1,355 @@
+"""The data path against peers that answer in every possible cut, lie, stall or hang up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvstore.config import parse_url
+from kvstore.errors import StoreDown
+from kvstore.resp import (
+    MAX_LINE_BYTES,
+    Connection,
+    ProtocolError,
+    Reply,
+    ReplyError,
+    ReplyReader,
+    RespPool,
+    SocketTransport,
+    encode,
+)
+
+
+class Stream:
+    """A byte stream that gives at most so many bytes a call."""
+
+    def __init__(self, data: bytes, pieces: list[int]) -> None:
+        self.data, self.pieces, self.calls = data, pieces, 0
+
+    def receive(self, buffers: list[memoryview]) -> int:
+        size = self.pieces[self.calls % len(self.pieces)] if self.pieces else len(self.data)
+        self.calls += 1
+        given = 0
+        for buffer in buffers:
+            count = min(len(buffer), size - given, len(self.data))
+            buffer[:count], self.data = self.data[:count], self.data[count:]
+            given += count
+        return given
+
+
+def read_all(data: bytes, pieces: list[int], count: int) -> list[Reply | str]:
+    reader = ReplyReader(Stream(data, pieces).receive)
+    replies: list[Reply | str] = []
+    for _ in range(count):
+        try:
+            reply = reader.read()
+        except ReplyError as error:
+            replies.append(f"error {error}")
+        else:
+            replies.append(bytes(reply) if isinstance(reply, memoryview) else reply)
+    return replies
+
+
+def wire(reply: Reply | str) -> bytes:
+    match reply:
+        case None:
+            return b"$-1\r\n"
+        case int():
+            return b":%d\r\n" % reply
+        case str():
+            return b"-" + reply.removeprefix("error ").encode() + b"\r\n"
+    return b"$%d\r\n%s\r\n" % (len(reply), bytes(reply))
+
+
+REPLIES = st.lists(
+    st.one_of(
+        st.none(),
+        st.integers(-(10**18), 10**18),
+        st.binary(max_size=40),
+        st.binary(min_size=9000, max_size=9001),
+        st.sampled_from(["error OOM", "error WRONGTYPE x"]),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.medium
+@given(replies=REPLIES, pieces=st.lists(st.integers(1, 700), min_size=1, max_size=5))
+def test_replies_come_back_however_the_stream_is_cut(
+    replies: list[Reply | str], pieces: list[int]
+) -> None:
+    assert read_all(b"".join(map(wire, replies)), pieces, len(replies)) == replies
+
+
+def test_simple_strings() -> None:
+    assert read_all(b"+OK\r\n+\r\n", [3], 2) == [b"OK", b""]
+
+
+@pytest.mark.medium
+@given(data=st.binary(max_size=400), pieces=st.lists(st.integers(1, 50), min_size=1, max_size=3))
+@example(data=b"$5\r\nhelloXX", pieces=[50])
+@example(data=b"$-2\r\n", pieces=[50])
+@example(data=b"$99999999999999999999\r\n", pieces=[50])
+@example(data=b":1_0\r\n", pieces=[50])
+@example(data=b": 1\r\n", pieces=[50])
+@example(data=b"*1\r\n:1\r\n", pieces=[50])
+@example(data=b"", pieces=[1])
+def test_any_bytes_are_replies_or_a_protocol_error(data: bytes, pieces: list[int]) -> None:
+    """Never another exception, never more calls than bytes, never more memory than bytes."""
+    stream = Stream(data, pieces)
+    reader = ReplyReader(stream.receive, max_value_bytes=1 << 16)
+    allocated: list[int] = []
+
+    def allocate(size: int) -> bytearray:
+        allocated.append(size)
+        return bytearray(size)
+
+    def read_until_refused() -> None:
+        for _ in range(len(data) + 1):
+            with suppress(ReplyError):
+                reader.read(allocate)
+
+    with pytest.raises(ProtocolError):
+        read_until_refused()
+    assert stream.calls <= len(data) + 1
+    assert sum(allocated) <= len(data) + (1 << 16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"+" + b"x" * (MAX_LINE_BYTES + 2) + b"\r\n", b"-" + b"x" * 3 * MAX_LINE_BYTES, b"$70000\r\n"],
+)
+def test_limits_hold(data: bytes) -> None:
+    reader = ReplyReader(Stream(data, []).receive, max_value_bytes=1 << 16)
+    with pytest.raises(ProtocolError):
+        reader.read()
+
+
+def test_an_allocator_that_gives_too_little_is_a_bug_and_says_so() -> None:
+    reader = ReplyReader(Stream(b"$5\r\nhello\r\n", []).receive)
+    with pytest.raises(ValueError, match=r"allocate\(5\) gave 3"):
+        reader.read(lambda _size: bytearray(3))
+
+
+def test_values_are_written_where_they_belong() -> None:
+    arena = bytearray(b"." * 20)
+    reader = ReplyReader(Stream(b"$5\r\nhello\r\n", [4]).receive)
+    value = reader.read(lambda _size: memoryview(arena)[3:11])
+    assert value == b"hello"
+    assert bytes(arena) == b"...hello............"
+
+
+ARGUMENTS = st.one_of(
+    st.binary(max_size=50),
+    st.binary(min_size=1024, max_size=1500),
+    st.tuples(st.binary(max_size=64), st.binary(max_size=2000)),
+)
+
+
+@pytest.mark.medium
+@given(st.lists(st.lists(ARGUMENTS, min_size=1, max_size=5), max_size=5))
+def test_commands_are_encoded_as_the_protocol_says(commands: list[list[bytes]]) -> None:
+    wanted = b""
+    for command in commands:
+        wanted += b"*%d\r\n" % len(command)
+        for argument in command:
+            whole = b"".join(argument) if isinstance(argument, tuple) else argument
+            wanted += b"$%d\r\n%s\r\n" % (len(whole), whole)
+    assert b"".join(map(bytes, encode(commands))) == wanted
+
+
+def test_large_arguments_are_not_copied() -> None:
+    payload = bytearray(5000)
+    views = [part for part in encode([[b"SET", b"k", payload]]) if isinstance(part, memoryview)]
+    assert [view.obj for view in views] == [payload]
+
+
+# Sockets
+
+
+class Peer:
+    """A server on a unix socket that plays one script per connection."""
+
+    def __init__(self, path: str, scripts: list[bytes | None]) -> None:
+        self.path, self.scripts = path, scripts
+        self.received: list[bytes] = []
+        self.stop = threading.Event()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen()
+        self.listener.settimeout(5)
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        for script in self.scripts:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(5)
+                self.received.append(connection.recv(1 << 16))
+                if script is None:
+                    self.stop.wait(5)  # silent until the test is over
+                else:
+                    connection.sendall(script)
+
+    def close(self) -> None:
+        self.stop.set()
+        self.listener.close()
+        self.thread.join(5)
+
+
+@pytest.fixture
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
+    running: list[Peer] = []
+    yield running
+    for peer in running:
+        peer.close()
+
+
+@pytest.fixture
+def path(tmp_path: object) -> str:
+    return f"{tmp_path}/s"
+
+
+def run(pool: RespPool, *commands: list[bytes]) -> list[Reply | ReplyError]:
+    replies: list[Reply | ReplyError] = []
+    pool.run(commands, lambda _idx, reply: replies.append(reply))
+    return replies
+
+
+def test_nobody_listens(path: str) -> None:
+    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=1, max_idle=1)
+    with pytest.raises(StoreDown) as caught:
+        run(pool, [b"PING"])
+    assert caught.value.address == path
+    assert path in str(caught.value)
+    tcp = RespPool(parse_url("redis://127.0.0.1:1"), timeout_s=1, max_idle=1)
+    with pytest.raises(StoreDown, match=r"127\.0\.0\.1:1"):
+        run(tcp, [b"PING"])
+
+
+def test_errors_keep_the_connection_in_step(path: str, peers: list[Peer]) -> None:
+    peers.append(Peer(path, [b"-OOM no\r\n:1\r\n"]))
+    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    first, second = run(pool, [b"A"], [b"B"])
+    assert isinstance(first, ReplyError)
+    assert second == 1
+    pool.close()
+
+
+def test_a_silent_server_is_down_in_time(path: str, peers: list[Peer]) -> None:
+    peers.append(Peer(path, [None]))
+    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=0.05, max_idle=1)
+    with pytest.raises(StoreDown, match="no answer in time"):
+        run(pool, [b"PING"])
+
+
+@pytest.mark.parametrize("script", [b"", b":1", b"$5\r\nhel", b"?\r\n"])
+def test_a_broken_answer_is_a_store_that_is_down(
+    path: str, peers: list[Peer], script: bytes
+) -> None:
+    peers.append(Peer(path, [script]))
+    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    with pytest.raises(StoreDown):
+        run(pool, [b"GET", b"k"])
+
+
+def test_a_kept_connection_that_died_is_replaced_once(path: str, peers: list[Peer]) -> None:
+    peers.append(Peer(path, [b":1\r\n", b":2\r\n"]))
+    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    assert run(pool, [b"A"]) == [1]
+    # The peer hung up after its script; the pool does not know yet.
+    assert run(pool, [b"B"]) == [2]
+    assert [data.split(b"\r\n")[2] for data in peers[0].received] == [b"A", b"B"]
+    pool.close()
+
+
+def test_a_callback_that_raises_closes_the_connection(path: str, peers: list[Peer]) -> None:
+    peers.append(Peer(path, [b":1\r\n:2\r\n", b":3\r\n"]))
+    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+
+    def fail(_idx: int, _reply: object) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        pool.run([[b"A"], [b"B"]], fail)
+    assert run(pool, [b"C"]) == [3]  # a fresh connection, not the one with a reply left in it
+    pool.close()
+
+
+def test_passwords_and_databases_are_sent_first(path: str, peers: list[Peer]) -> None:
+    peers.append(Peer(path, [b"-WRONGPASS no\r\n:0\r\n"]))
+    pool = RespPool(parse_url(f"unix://u:p@x{path}?db=2"), timeout_s=5, max_idle=1)
+    with pytest.raises(StoreDown, match="greeting refused: WRONGPASS") as caught:
+        run(pool, [b"PING"])
+    assert b"AUTH\r\n$1\r\nu\r\n$1\r\np\r\n" in peers[0].received[0]
+    assert b"SELECT\r\n$1\r\n2\r\n" in peers[0].received[0]
+    assert ":p@" not in str(caught.value)
+
+
+def test_a_closed_pool_keeps_no_connection(path: str, peers: list[Peer]) -> None:
+    peers.append(Peer(path, [b":1\r\n", b":2\r\n"]))
+    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    run(pool, [b"A"])
+    pool.close()
+    pool.close()
+    run(pool, [b"B"])
+    assert not pool._idle
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 1500])
+def test_long_sends_arrive_whole(num_parts: int) -> None:
+    """More than the kernel's buffers and more than one call's vectors."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    parts = [bytes([idx % 251]) * (3_000_000 // num_parts) for idx in range(num_parts)]
+    received = bytearray()
+
+    def drain() -> None:
+        while chunk := theirs.recv(1 << 16):
+            received.extend(chunk)
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    transport = SocketTransport(ours, 5)
+    transport.send([*parts])
+    transport.close()
+    thread.join(5)
+    theirs.close()
+    assert bytes(received) == b"".join(parts)
+
+
+def test_commands_in_flight_are_bounded() -> None:
+    class Recorder:
+        """Answers what was sent, and notes how much was unanswered."""
+
+        def __init__(self) -> None:
+            self.unanswered, self.most = 0, 0
+
+        def send(self, parts: list[bytes]) -> None:
+            self.unanswered += b"".join(map(bytes, parts)).count(b"*1\r\n")
+            self.most = max(self.most, self.unanswered)
+
+        def receive(self, buffers: list[memoryview]) -> int:
+            assert self.unanswered > 0, "waits for a reply that nobody asked for"
+            self.unanswered -= 1
+            buffers[0][:4] = b":1\r\n"
+            return 4
+
+        def close(self) -> None: ...
+
+    recorder = Recorder()
+    replies: list[int] = []
+    Connection(recorder).run(  # type: ignore[arg-type]
+        [[b"X"]] * 100, lambda idx, _reply: replies.append(idx), bytearray, 8
+    )
+    assert replies == list(range(100))
+    assert recorder.most <= 8
