@@ -15,6 +15,7 @@ Both give the same bits: rows are only copied.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,7 +97,7 @@ class StepInputs:
         direct: Whether every sequence has one token.
         spans: Per sequence (sequence, first row, end row).
         sequence_of_row: [rows] int64; padding names sequence 0.
-        rotation_window, rotation_long: [rows, pairs] complex64.
+        rotation_window, rotation_long: [rows, pairs] complex64; `_back` turns the other way.
         window_rows: [rows, sink + window columns] pool rows without layer offset; the sink's
             columns name the zero row.
         window_is_new: [rows, sink + window columns] bool, True where the row is not in the ring
@@ -115,7 +116,9 @@ class StepInputs:
     spans: tuple[tuple[int, int, int], ...]
     sequence_of_row: torch.Tensor
     rotation_window: torch.Tensor
+    rotation_window_back: torch.Tensor
     rotation_long: torch.Tensor
+    rotation_long_back: torch.Tensor
     window_rows: torch.Tensor
     window_is_new: torch.Tensor | None
     window_mask: torch.Tensor
@@ -179,6 +182,8 @@ class InputBuilder:
         samples = [int(ends[i]) - 1 for i, s in enumerate(sequences) if s.sample]
         padded = round_up(len(samples), self._row_multiple)
         position_tensor = torch.from_numpy(positions)
+        rotation_window = self._rotary.window.index_select(0, position_tensor)
+        rotation_long = self._rotary.long.index_select(0, position_tensor)
         tables = [s.block_table for s in sequences]
         return StepInputs(
             num_rows=num_rows,
@@ -191,8 +196,10 @@ class InputBuilder:
                 for i, (begin, length) in enumerate(zip(begins, lengths, strict=True))
             ),
             sequence_of_row=torch.from_numpy(sequence_of_row),
-            rotation_window=self._rotary.window.index_select(0, position_tensor),
-            rotation_long=self._rotary.long.index_select(0, position_tensor),
+            rotation_window=rotation_window,
+            rotation_window_back=rotation_window.conj().resolve_conj(),
+            rotation_long=rotation_long,
+            rotation_long_back=rotation_long.conj().resolve_conj(),
             **self._window_inputs(step),
             sample_rows=torch.tensor(samples + [0] * (padded - len(samples)), dtype=torch.int64),
             num_samples=len(samples),
@@ -202,7 +209,7 @@ class InputBuilder:
             },
         )
 
-    def _window_inputs(self, step: _Step) -> dict[str, torch.Tensor | None]:
+    def _window_inputs(self, step: _Step) -> dict[str, Any]:
         window = self._window
         seen = step.positions[:, None] + np.arange(1 - window, 1)[None, :]
         slot_base = np.zeros(step.num_rows, dtype=np.int64)

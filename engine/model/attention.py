@@ -48,7 +48,9 @@ class Attention:
         self._q_norm = weights.tensor(f"{prefix}.q_norm.weight", (config.q_lora_rank,))
         self._kv_norm = weights.tensor(f"{prefix}.kv_norm.weight", (width,))
         self._wq_b = weights.linear(f"{prefix}.wq_b", heads * width, config.q_lora_rank)
-        self._sink = weights.tensor(f"{prefix}.attn_sink", (heads,))
+        sink = weights.tensor(f"{prefix}.attn_sink", (heads,))
+        self._sink = torch.zeros(heads, SINK_COLUMNS)
+        self._sink[:, 0] = sink
         self._load_output(weights, prefix)
         projections = [
             weights.linear(f"{prefix}.wq_a", config.q_lora_rank, d),
@@ -101,7 +103,9 @@ class Attention:
         """
         ops, config = self._ops, self._config
         rows = x.shape[0]
-        rotation = inputs.rotation_long if self._layer.ratio else inputs.rotation_window
+        rotation, back = inputs.rotation_window, inputs.rotation_window_back
+        if self._layer.ratio:
+            rotation, back = inputs.rotation_long, inputs.rotation_long_back
         projected = ops.linear(x, self._w_in).split(self._splits, 1)
         qr = ops.rms_norm(projected[0], self._q_norm, config.rms_norm_eps)
         query = ops.linear(qr, self._wq_b).view(rows, -1, config.head_dim)
@@ -118,14 +122,27 @@ class Attention:
         selection = self._select(qr, projected, inputs, pool, carry)
         key_rows, mask = self._key_rows(inputs, pool, window_at, selection)
         out = ops.sparse_attention(
-            query, pool.rows, key_rows, mask, self._sink, config.head_dim**-0.5
+            query,
+            pool.rows,
+            key_rows,
+            mask,
+            self._sink_columns(key_rows.shape[1]),
+            config.head_dim**-0.5,
         )
         if not inputs.direct:
             self._keep_window(kv, inputs, pool, window_at)
-        ops.apply_rope(out, rotation.conj())
+        ops.apply_rope(out, back)
         grouped = ops.group_linear(out.reshape(rows, config.o_groups, -1), self._wo_a)
         result: torch.Tensor = ops.linear(grouped.reshape(rows, -1), self._wo_b)
         return result
+
+    def _sink_columns(self, columns: int) -> torch.Tensor:
+        """The sink's bias for key lists of this length; grows and is kept."""
+        if self._sink.shape[1] < columns:
+            wider = torch.zeros(self._sink.shape[0], 2 * columns)
+            wider[:, 0] = self._sink[:, 0]
+            self._sink = wider
+        return self._sink
 
     def _keep_window(
         self, kv: torch.Tensor, inputs: StepInputs, pool: KvPool, window_at: int

@@ -31,7 +31,7 @@ def sparse_attention(
         rows: [rows, keys] int64 rows of `source`; `keys` is a multiple of 16. The first
             `SINK_COLUMNS` columns must name a row of zeros.
         mask: [rows, keys] float32, 0 where a key counts and -inf where not; 0 in column 0.
-        sink: [heads] float32.
+        sink: [heads, at least keys] float32: the learned sink in column 0, zeros elsewhere.
         scale: Factor of the scores.
 
     Returns:
@@ -41,8 +41,10 @@ def sparse_attention(
     expect(source, "source", (None, width))
     expect(rows, "rows", (tokens, None), dtype=torch.int64)
     expect(mask, "mask", (tokens, rows.shape[1]))
-    expect(sink, "sink", (heads,))
+    expect(sink, "sink", (heads, None))
     if rows.shape[1] % SINK_COLUMNS:
         raise ValueError(f"rows: {rows.shape[1]} keys, wanted a multiple of {SINK_COLUMNS}")
+    if sink.shape[1] < rows.shape[1]:
+        raise ValueError(f"sink: {sink.shape[1]} columns, wanted at least {rows.shape[1]}")
     result: torch.Tensor = implementation(query, source, rows, mask, sink, scale)
     return result

@@ -129,7 +129,8 @@ def _attention(kernels: Kernels, shapes: Shapes, normal: Normal) -> list[str]:
     source = normal(most + SINK_COLUMNS, shapes.head_dim)
     source[:SINK_COLUMNS] = 0.0
     query = normal(_ROWS[1], shapes.heads, shapes.head_dim)
-    sink = normal(shapes.heads)
+    sink = torch.zeros(shapes.heads, most)
+    sink[:, 0] = normal(shapes.heads)
     for used in (SINK_COLUMNS, 80, 250, 400, 640):
         columns = torch.arange(most)
         mask = torch.zeros(_ROWS[1], most).masked_fill_(columns >= used, NEG_INF)

@@ -18,8 +18,7 @@ def sparse_attention(
     tokens, num_keys = rows.shape
     width = source.shape[1]
     keys = source.index_select(0, rows.flatten()).view(tokens, num_keys, width)
-    bias = mask.unsqueeze(1).expand(tokens, sink.shape[0], num_keys).clone()
-    bias[:, :, 0] = sink
+    bias = mask.unsqueeze(1) + sink[:, :num_keys]
     probs = torch.softmax(torch.baddbmm(bias, query, keys.mT, alpha=scale), -1)
     if num_keys <= KEY_TILE:
         return torch.bmm(probs, keys)

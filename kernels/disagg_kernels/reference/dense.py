@@ -1,5 +1,7 @@
 """Reference of `disagg_kernels.dense`."""
 
+import functools
+
 import torch
 import torch.nn.functional as functional
 
@@ -33,14 +35,25 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
     return torch.exp(-x.abs()).log1p_().add_(x.clamp(min=0.0))
 
 
+@functools.cache
+def constant(value: float) -> torch.Tensor:
+    """A number as a float32 tensor: operations with plain numbers convert them on every call."""
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns `rsqrt(mean(x^2, last axis) + eps)` with the last axis kept; x is float32."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(constant(eps), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """See `disagg_kernels.dense.rms_norm`."""
-    wide = x.float()
-    scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
-    wide = wide * scale
+    wide = x if x.dtype is torch.float32 else x.float()
+    scaled = wide * inverse_rms(wide, eps)
     if weight is not None:
-        wide.mul_(weight)
-    return wide.to(x.dtype)
+        scaled.mul_(weight)
+    return scaled if x.dtype is torch.float32 else scaled.to(x.dtype)
 
 
 def apply_rope(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:

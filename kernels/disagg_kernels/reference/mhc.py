@@ -4,24 +4,32 @@ import functools
 
 import torch
 
-from disagg_kernels.reference.dense import linear, sigmoid
+from disagg_kernels.reference.dense import inverse_rms, linear, sigmoid
 
 
 def _project(streams: torch.Tensor, projection: torch.Tensor, rms_eps: float) -> torch.Tensor:
-    flat = streams.flatten(1).float()
+    flat = streams.flatten(1)
     # One statistic over all streams; projecting first and scaling after is the released order.
-    scale = (flat * flat).mean(-1, keepdim=True).add_(rms_eps).rsqrt_()
-    return linear(flat, projection).mul_(scale)
+    return linear(flat, projection).mul_(inverse_rms(flat, rms_eps))
 
 
 @functools.cache
-def _sums(n: int, hc_eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Matrices that replace each entry of a flat n x n matrix by its row's or column's sum.
+def _tables(n: int, hc_eps: float) -> tuple[torch.Tensor, ...]:
+    """Constants of n streams.
 
-    One small product per half step of Sinkhorn instead of a sum, an addition and a broadcast.
+    The first two replace each entry of a flat n x n matrix by its row's or column's sum: one small
+    product per half step of Sinkhorn instead of a sum, an addition and a broadcast. Then the eps of
+    every entry, and factor and offset of the gates.
     """
     eye, ones = torch.eye(n), torch.ones(n, n)
-    return torch.kron(eye, ones), torch.kron(ones, eye), torch.full((n * n,), hc_eps)
+    gate = torch.ones(n)
+    return (
+        torch.kron(eye, ones),
+        torch.kron(ones, eye),
+        torch.full((n * n,), hc_eps),
+        torch.cat([gate, 2.0 * gate]),
+        torch.cat([hc_eps * gate, 0.0 * gate]),
+    )
 
 
 def hc_pre(
@@ -36,11 +44,11 @@ def hc_pre(
     """See `disagg_kernels.mhc.hc_pre`."""
     n = streams.shape[1]
     mixed = torch.addcmul(base, _project(streams, projection, rms_eps), scale)
-    gates = sigmoid(mixed[:, : 2 * n])
-    pre = gates[:, :n] + hc_eps
-    post = gates[:, n:] * 2.0
-    comb = torch.softmax(mixed[:, 2 * n :].unflatten(1, (n, n)), -1).add_(hc_eps).flatten(1)
-    over_rows, over_columns, floor = _sums(n, hc_eps)
+    over_rows, over_columns, floor, factor, offset = _tables(n, hc_eps)
+    # pre = sigmoid + eps, post = 2 sigmoid.
+    gates = torch.addcmul(offset, sigmoid(mixed[:, : 2 * n]), factor)
+    pre, post = gates[:, :n], gates[:, n:]
+    comb = torch.softmax(mixed[:, 2 * n :].unflatten(1, (n, n)), -1).flatten(1).add_(floor)
     comb.div_(torch.addmm(floor, comb, over_columns))
     for _ in range(sinkhorn_iters - 1):
         comb.div_(torch.addmm(floor, comb, over_rows))
