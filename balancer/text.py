@@ -204,7 +204,8 @@ class StopStrings:
     """Finds stop strings in text that arrives in pieces.
 
     Text that could be the beginning of a stop string is held back, so that no part of one is ever
-    handed out. Of several matches the one that begins first counts, then the longest.
+    handed out. The stop string that is complete first counts, of several the longest, so the result
+    does not depend on how the text was cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -217,10 +218,13 @@ class StopStrings:
         if not self._stops:
             return piece
         text = self._held + piece
-        starts = [start for start in map(text.find, self._stops) if start >= 0]
-        if starts:
+        matches = [
+            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+        ]
+        if matches:
             self.is_met, self._held = True, ""
-            return text[: min(starts)]
+            _, start = min(matches)
+            return text[:start]
         keep = _held_length(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -269,6 +273,8 @@ class _WindowText:
         if text.endswith("\ufffd"):
             return ""
         piece = text[self._done :]
+        if not piece:  # a special token is no context for the next one
+            return ""
         # The last token stays as context: some decoders drop a space before the first one.
         self._window = self._window[-1:]
         self._done = len(self._tokenizer.decode(self._window, skip_special_tokens=True))

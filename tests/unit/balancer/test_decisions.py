@@ -1,0 +1,52 @@
+"""Records: complete enough to decide again, and bounded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from balancer.decisions import DecisionRing, decide, re_execute
+from balancer.routing.base import PlacementRequest
+from balancer.routing.policies import LeastOutstanding, make_policy
+from tests.fakes.memberships import prefill, view
+
+POLICY = make_policy("least_outstanding")
+
+
+def request(request_id: str = "r") -> PlacementRequest:
+    return PlacementRequest(request_id=request_id, attempt=1, num_tokens=5, max_new_tokens=5)
+
+
+def test_a_record_alone_gives_the_same_decision() -> None:
+    views = (prefill("p0"), prefill("p1"), view("d0", requests=1), view("d1"), view("d2"))
+    for rotation in range(6):
+        record = decide(POLICY, request(), views, rotation=rotation, now=3.0)
+        assert record.views is views
+        assert re_execute(record, POLICY) == record.placement
+
+
+def test_another_version_does_not_pretend_to_explain() -> None:
+    class Newer(LeastOutstanding):
+        version = 2
+
+    record = decide(POLICY, request(), (), rotation=0, now=0.0)
+    with pytest.raises(ValueError, match="version 1, not by least_outstanding version 2"):
+        re_execute(record, Newer())
+
+
+def test_the_ring_forgets_the_oldest_request() -> None:
+    ring = DecisionRing(2)
+    for name in ("a", "b", "a", "c"):
+        ring.append(decide(POLICY, request(name), (), rotation=0, now=0.0))
+    assert ring.explain("b") == ()
+    assert len(ring.explain("a")) == 2
+    assert len(ring) == 2
+    with pytest.raises(ValueError, match="max_requests 0"):
+        DecisionRing(0)
+
+
+def test_records_cannot_be_changed() -> None:
+    record = decide(POLICY, request(), (), rotation=0, now=0.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        record.rotation = 3  # type: ignore[misc]

@@ -1,0 +1,192 @@
+"""Who is alive, how loaded: rules one by one, then against a ten-line model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from balancer.membership import ExclusionCause, Membership, Role
+from tests.fakes.memberships import member
+
+
+def make() -> Membership:
+    return Membership(stale_after_s=5.0, forget_after_s=60.0)
+
+
+def test_bounds_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="stale_after_s 9 must be positive and not above"):
+        Membership(stale_after_s=9, forget_after_s=3)
+
+
+def test_a_fresh_ready_member_is_a_candidate_until_it_falls_silent() -> None:
+    members = make()
+    assert members.observe(member(), now=0.0)
+    [view] = members.views(5.0)
+    assert view.exclusion is None
+    assert view.age_s == 5.0
+    [view] = members.views(5.1)
+    assert view.exclusion is ExclusionCause.STALE
+    assert "5.1 s" in view.detail
+    assert members.sweep(60.0) == []
+    assert members.sweep(60.1) == ["d0"]
+    assert members.views(60.1) == ()
+
+
+def test_an_older_snapshot_never_overwrites_a_newer_one() -> None:
+    members = make()
+    assert members.observe(member(sequence=7, ready=True), now=0.0)
+    assert not members.observe(member(sequence=6, ready=False), now=1.0)
+    assert not members.observe(member(sequence=7, ready=False), now=1.0)
+    [view] = members.views(1.0)
+    assert view.exclusion is None
+    assert view.age_s == 1.0  # a late copy is no sign of life
+    assert members.statistics(1.0).stale_heartbeats == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"ready": False}, ExclusionCause.NOT_READY),
+        ({"draining": True}, ExclusionCause.DRAINING),
+    ],
+)
+def test_members_that_say_so_get_no_work(fields: dict[str, bool], cause: ExclusionCause) -> None:
+    members = make()
+    members.observe(member(**fields), now=0.0)
+    assert members.views(0.0)[0].exclusion is cause
+
+
+def test_our_own_placements_weigh_at_once_and_no_snapshot_takes_them_away() -> None:
+    members = make()
+    members.observe(member(), now=0.0)
+    members.assign("d0", "r1", 100)
+    members.assign("d0", "r1", 100)  # idempotent
+    [view] = members.views(0.0)
+    assert (view.outstanding_requests, view.outstanding_tokens) == (1, 100)
+    # Made before the request arrived there, received after we placed it.
+    members.observe(member(sequence=2, running=0, kv_tokens=0), now=0.5)
+    [view] = members.views(0.5)
+    assert (view.outstanding_requests, view.outstanding_tokens) == (1, 100)
+    members.unassign("d0", "r1")
+    members.unassign("d0", "r1")
+    assert members.views(0.5)[0].outstanding_requests == 0
+
+
+def test_what_others_placed_is_added() -> None:
+    members = make()
+    members.observe(member(), now=0.0)
+    members.assign("d0", "r1", 100)
+    members.observe(member(sequence=2, running=3, waiting=1, kv_tokens=900), now=0.5)
+    [view] = members.views(0.5)
+    assert (view.outstanding_requests, view.outstanding_tokens) == (4, 900)
+    members.unassign("d0", "r1")
+    [view] = members.views(0.5)
+    assert (view.outstanding_requests, view.outstanding_tokens) == (3, 800)
+
+
+def test_a_restarted_member_replaces_the_old_one_on_its_address() -> None:
+    members = make()
+    members.observe(member("d0-old", address="h:1"), now=0.0)
+    members.assign("d0-old", "r1", 10)
+    members.observe(member("d0-new", address="h:1"), now=0.1)
+    assert [view.member.member_id for view in members.views(0.1)] == ["d0-new"]
+    members.unassign("d0-old", "r1")  # its request ends later; nothing breaks
+    assert members.statistics(0.1).forgotten == 1
+
+
+def test_suspicion_passes_by_itself() -> None:
+    members = make()
+    members.observe(member(), now=0.0)
+    members.suspect("d0", "gone", now=1.0, for_s=2.0)
+    [view] = members.views(2.9)
+    assert view.exclusion is ExclusionCause.SUSPECT
+    assert view.detail == "gone"
+    assert members.views(3.0)[0].exclusion is None
+    members.suspect("nobody", "gone", now=1.0, for_s=2.0)
+
+
+def test_an_ordered_drain_is_passed_on_and_taken_back() -> None:
+    members = make()
+    members.observe(member(), now=0.0)
+    assert not members.is_drain_ordered("d0")
+    assert members.order_drain("d0")
+    assert members.is_drain_ordered("d0")
+    assert members.views(0.0)[0].exclusion is ExclusionCause.DRAINING
+    assert members.order_drain("d0", drain=False)
+    assert members.views(0.0)[0].exclusion is None
+    assert not members.order_drain("nobody")
+    assert not members.is_drain_ordered("nobody")
+
+
+def test_service_needs_a_pair_with_one_layout() -> None:
+    members = make()
+    members.observe(member("d0"), now=0.0)
+    assert not members.can_serve(0.0)
+    other = member("p0", Role.PREFILL, fingerprint=b"layout-2")
+    members.observe(other, now=0.0)
+    assert not members.can_serve(0.0)
+    members.observe(dataclasses.replace(other, fingerprint=b"layout-1", sequence=2), now=0.0)
+    assert members.can_serve(0.0)
+    assert not members.can_serve(9.0)
+    assert members.statistics(0.0).ready_prefill == 1
+    assert [view.member.member_id for view in members.views(0.0, Role.PREFILL)] == ["p0"]
+
+
+class MembershipMachine(RuleBasedStateMachine):
+    """Any order of heartbeats, work and time against a plain model."""
+
+    names = st.sampled_from(["d0", "d1", "d2"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = make()
+        self.now = 0.0
+        self.model: dict[str, list[float]] = {}  # member -> [sequence, seen at]
+        self.work: dict[str, set[str]] = {}
+
+    @rule(name=names, sequence=st.integers(1, 20))
+    def heartbeat(self, name: str, sequence: int) -> None:
+        known = self.model.get(name)
+        news = known is None or sequence > known[0]
+        assert self.members.observe(member(name, sequence=sequence), self.now) == news
+        if news:
+            self.model[name] = [sequence, self.now]
+            self.work.setdefault(name, set())
+
+    @rule(name=names, work=st.integers(0, 5))
+    def assign(self, name: str, work: int) -> None:
+        self.members.assign(name, str(work), 10)
+        if name in self.work:
+            self.work[name].add(str(work))
+
+    @rule(name=names, work=st.integers(0, 5))
+    def unassign(self, name: str, work: int) -> None:
+        self.members.unassign(name, str(work))
+        self.work.get(name, set()).discard(str(work))
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        gone = {name for name, (_, seen) in self.model.items() if self.now - seen > 60.0}
+        assert set(self.members.sweep(self.now)) == gone
+        for name in gone:
+            del self.model[name], self.work[name]
+
+    @invariant()
+    def views_match(self) -> None:
+        self.members.check_integrity()
+        views = {view.member.member_id: view for view in self.members.views(self.now)}
+        assert views.keys() == self.model.keys()
+        for name, view in views.items():
+            is_stale = self.now - self.model[name][1] > 5.0
+            assert (view.exclusion is ExclusionCause.STALE) == is_stale
+            assert view.outstanding_requests == len(self.work[name])
+            assert view.outstanding_tokens == 10 * len(self.work[name])
+
+
+MembershipMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+TestMembershipMachine = pytest.mark.medium(MembershipMachine.TestCase)
