@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -116,12 +116,16 @@ def leaves(settings: type[Settings]) -> Iterator[Leaf]:
     def walk(model: type[Settings], path: tuple[str, ...]) -> Iterator[Leaf]:
         for name, field in model.model_fields.items():
             inner = field.annotation
-            if isinstance(inner, type) and issubclass(inner, Settings):
+            if _is_section(inner):
                 yield from walk(inner, (*path, name))
             else:
                 yield Leaf((*path, name), field)
 
     return walk(settings, ())
+
+
+def _is_section(annotation: object) -> TypeGuard[type[Settings]]:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
 def load(
@@ -265,7 +269,12 @@ def _flatten(
 
 def _nested(settings: type[Settings], values: Mapping[str, object]) -> dict[str, object]:
     """Dotted keys to tables; sections without a given value are left to their defaults."""
-    tree: dict[str, Any] = {}
+    # A required section exists even if nothing in it was given, so that its fields are named.
+    tree: dict[str, Any] = {
+        name: {}
+        for name, field in settings.model_fields.items()
+        if field.is_required() and _is_section(field.annotation)
+    }
     for leaf in leaves(settings):
         if leaf.key in values:
             table = tree

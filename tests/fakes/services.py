@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc.aio
 
@@ -166,7 +166,8 @@ class Rig:
     decode_budget: Budget
     metrics: Metrics
     credit_clock: ManualClock
-    layout: ToyLayout = field(default_factory=ToyLayout)
+    layout: ToyLayout
+    fetcher: Fetcher
 
     async def assert_at_rest(self) -> None:
         """No lease, no page, no slot, no queue entry, no byte in flight is held by anybody."""
@@ -235,6 +236,13 @@ async def running_rig(
     prefill_budget = Budget("bytes in flight", prefill_bytes, max_waiting=2)
     decode_budget = Budget("fetched bytes", decode_bytes, max_waiting=2)
     with ThreadPoolExecutor(4) as executor:
+        fetcher = Fetcher(
+            store=store,
+            layout=layout,  # type: ignore[arg-type]
+            executor=executor,
+            clock=clock,
+            metrics=metrics,
+        )
         rig = Rig(
             backend=backend,
             store=store,
@@ -250,13 +258,7 @@ async def running_rig(
             ),
             decode=DecodePath(
                 engine=decode_engine,
-                fetcher=Fetcher(
-                    store=store,
-                    layout=layout,  # type: ignore[arg-type]
-                    executor=executor,
-                    clock=clock,
-                    metrics=metrics,
-                ),
+                fetcher=fetcher,
                 fingerprint=layout.fingerprint,
                 credits=Credits(ttl_s=5.0),
                 budget=decode_budget,
@@ -272,6 +274,8 @@ async def running_rig(
             decode_budget=decode_budget,
             metrics=metrics,
             credit_clock=credit_clock,
+            layout=layout,
+            fetcher=fetcher,
         )
         prefill_engine.start()
         decode_engine.start()
