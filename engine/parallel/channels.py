@@ -106,7 +106,8 @@ class GlooChannel:
         culprit = self._segment.aborted_by()
         late_ranks = [rank for rank, word in enumerate(self._words) if word < self.number]
         text = str(error).lower()
-        if culprit is None and ("timed out" in text or "timeout" in text):
+        if culprit is None and late_ranks and ("timed out" in text or "timeout" in text):
+            self._segment.abort(late_ranks[0])
             return CollectiveTimeout(
                 group=self._group_name,
                 kind=kind,

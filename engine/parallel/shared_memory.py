@@ -48,7 +48,8 @@ _VOTES = 48 * 1024
 _CHANNELS = {"experts": 0, "vote": 1, "start": 2}
 
 _SLICE_S: Final = 0.05
-_SPIN_YIELDS: Final = 8
+# One chance for a peer on the same core; more would hold the interpreter lock while others compute.
+_SPIN_YIELDS: Final = 1
 _GATE_MASK: Final = 0x7FFFFFFF
 
 
@@ -106,6 +107,7 @@ class Segment:
         self._mmap = mmap.mmap(descriptor, HEADER_BYTES)
         self._body: mmap.mmap | None = None
         self._view = memoryview(self._mmap)
+        self._is_closed = False
         self.doorbell = FutexWord(self._view, _DOORBELL)
         self._abort = FutexWord(self._view, _ABORT)
         self._gates = [FutexWord(self._view, _GATES + 64 * i) for i in range(len(_CHANNELS))]
@@ -168,7 +170,10 @@ class Segment:
             word.wake_all()
 
     def close(self) -> None:
-        """Unmaps, unless arrays handed out still point into the mapping (then at exit)."""
+        """Unmaps, unless arrays handed out still point into the mapping. Twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for word in (*self._gates, self.doorbell, self._abort):
             word.close()
         self._left.release()
@@ -281,11 +286,14 @@ class Exchange:
     def _check_time(self, kind: str, slept_s: float) -> None:
         bound_s = self._first_timeout_s if self.number == 1 else self._timeout_s
         if slept_s >= bound_s:
+            late_ranks = self.late_ranks()
+            # All peers, and the supervisor, then name the same culprit.
+            self._segment.abort(late_ranks[0])
             raise CollectiveTimeout(
                 group=self._group,
                 kind=kind,
                 number=self.number,
-                late_ranks=self.late_ranks(),
+                late_ranks=late_ranks,
                 waited_s=bound_s,
                 context=self._progress.describe(),
             )

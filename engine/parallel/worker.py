@@ -195,7 +195,11 @@ class _Group:
             failure = self._reap()
             if failure is not None:
                 rank, how = failure
-                logger.error("group %s: rank %d %s; stopping the group", self._name, rank, how)
+                culprit = self._segment.aborted_by()
+                because = "" if culprit in (None, rank) else f" because of rank {culprit}"
+                logger.error(
+                    "group %s: rank %d %s%s; stopping the group", self._name, rank, how, because
+                )
                 self._segment.abort(rank)
                 self._stop_rest()
                 return 1

@@ -193,6 +193,7 @@ def main():
             {"out": out, **given},
             backend=backend,
             group_name="testers",
+            preload=("torch", "engine.parallel.ports"),
             **timeouts,
         )
     )

@@ -111,6 +111,9 @@ def test_a_late_rank_is_named(descriptor):
         caught.value
     )
     assert "step 0, kind decode" in str(caught.value)
+    # Its peers are told who was late.
+    with pytest.raises(PeerLost, match="rank 1 failed"):
+        two.wait("combine")
 
 
 def test_only_the_first_exchange_waits_for_the_start(descriptor):
@@ -206,6 +209,8 @@ def test_too_many_or_no_ranks_are_refused(descriptor, num_ranks):
 
 def test_closing_unmaps_and_the_rendezvous_file_is_empty(descriptor):
     segment = Segment(descriptor, 2)
+    segment.map_body(100).release()
+    segment.close()
     segment.close()
     with pytest.raises(ValueError):
         segment.words("vote")
