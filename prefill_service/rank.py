@@ -6,7 +6,7 @@ engine of a rank, opens the store and serves until it is asked to stop.
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 
@@ -220,10 +220,18 @@ def _open_store(
     return open_store(settings.store.url, config, fingerprint=layout.fingerprint, clock=clock.now)
 
 
-def main() -> int:
-    """Loads the settings, checks what can be checked at once, and runs the ranks; the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Loads the settings, checks what can be checked at once, and runs the ranks; the exit code.
+
+    Args:
+        arguments: The command line; that of the process if absent.
+
+    Raises:
+        SystemExit: Bad settings or model (2), or a store that does not answer (3).
+    """
     settings = load_process(
         PrefillSettings,
+        arguments,
         prog=PROG,
         description="Prompt to ticket.",
         foreign_sections=FOREIGN_SECTIONS,

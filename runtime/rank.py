@@ -105,7 +105,9 @@ async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
     stop = stop or StopSignals()
     async with AsyncExitStack() as stack:
         # Only SIGTERM: an interrupt at a terminal reaches the supervisor, which passes it on.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.request)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, stop.request)
+        stack.callback(loop.remove_signal_handler, signal.SIGTERM)
         await offload(plan.executor, plan.ping)
         plan.step_loop.start()
         stack.push_async_callback(plan.step_loop.stop, timeout_s=plan.drain.max_s + LEAVE_S)
