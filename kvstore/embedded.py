@@ -30,11 +30,16 @@ _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 # $0 is a name, $1 a directory to remove at the end (or nothing), the rest starts the server.
 # The shell leads its own process group. `read` ends with standard input, or by the signal that the
 # inner shell sends when the server ended by itself; the empty traps let both shells outlive the
-# signal to the group, so that the last line comes after the server's end.
+# signal to the group, so that the last line comes after the server's end. The thresholds keep freed
+# values in the heap: with glibc's defaults each one is new pages, which cost more than its copy.
 _KEEPER = """
 home=$1; shift
 trap : TERM INT HUP
-( trap : TERM; "$@"; kill -TERM $$ ) </dev/null &
+(
+  trap : TERM
+  MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=1073741824 "$@"
+  kill -TERM $$
+) </dev/null &
 while read -r line; do :; done
 trap '' TERM
 kill -TERM 0

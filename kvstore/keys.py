@@ -24,6 +24,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -90,6 +91,12 @@ def data_key(
         rank,
         segment,
     )
+
+
+def first_keys(fingerprint: bytes, component: Component, names: Sequence[bytes]) -> list[bytes]:
+    """Keys of the first segment of a component of many blocks; `data_key` for a whole chain."""
+    head, tail = f"dkv1:{fingerprint.hex()}:b:{{", f"}}:{int(component)}:0:0"
+    return [f"{head}{name.hex()}{tail}".encode() for name in names]
 
 
 def index_key(fingerprint: bytes, name: bytes) -> bytes:

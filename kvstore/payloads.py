@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from kvstore.keys import (
     HeaderError,
     combine_digests,
     data_key,
+    first_keys,
     flags_of,
     flat_view,
     index_key,
@@ -177,29 +178,48 @@ class Payloads:
         )
         return SealedPayload(ref, headers, segments, digests)
 
-    def write(self, payloads: Sequence[SealedPayload], ttl_ms: int, *, attempt: int = 0) -> None:
+    def write(
+        self, payloads: Iterable[SealedPayload], ttl_ms: int, *, attempt: int = 0
+    ) -> list[SealedPayload]:
         """Writes payloads whose names are free; equal ones that are there already are kept.
+
+        Args:
+            payloads: Taken one by one as they are sent: a generator that seals them computes
+                digests while earlier payloads are on the wire.
+            ttl_ms: Their life.
+            attempt: Attempt of the writer, for index records.
+
+        Returns:
+            The payloads.
 
         Raises:
             BlockCorrupt: Other bytes are stored under a name (reason `conflict`); they were
                 quarantined, so that writing again succeeds.
             StoreFull, StoreDown: Some may have been written; writing again is harmless.
         """
-        discard_ms = int(self._config.discard_after_s * 1000)
-        items: list[PutItem] = []
-        owners: list[SealedPayload] = []
-        for sealed in payloads:
-            for number, (header, segment) in enumerate(
-                zip(sealed.headers, sealed.segments, strict=True)
-            ):
-                key = sealed.ref.key(self._fingerprint, number)
-                life_ms = ttl_ms if len(sealed.segments) == 1 else min(ttl_ms, discard_ms)
-                items.append(PutItem(key=key, header=header, payload=segment, ttl_ms=life_ms))
-                owners.append(sealed)
-        self._put(items, owners)
-        for sealed in payloads:
+        discard_ms = min(ttl_ms, int(self._config.discard_after_s * 1000))
+        taken: list[SealedPayload] = []
+        writes: list[tuple[SealedPayload, PutItem]] = []
+
+        def produce() -> Iterator[PutItem]:
+            for sealed in payloads:
+                taken.append(sealed)
+                life_ms = ttl_ms if len(sealed.segments) == 1 else discard_ms
+                for number, segment in enumerate(sealed.segments):
+                    item = PutItem(
+                        key=sealed.ref.key(self._fingerprint, number),
+                        header=sealed.headers[number],
+                        payload=segment,
+                        ttl_ms=life_ms,
+                    )
+                    writes.append((sealed, item))
+                    yield item
+
+        self._judge(writes, self._backend.put(produce()))
+        for sealed in taken:
             if len(sealed.segments) > 1 and sealed.ref.component not in TAIL_COMPONENTS:
                 self._publish_index(sealed, ttl_ms, attempt)
+        return taken
 
     def extend(self, refs: Sequence[PayloadRef], ttl_ms: int) -> list[bool]:
         """Which payloads seem to be there; those live for at least `ttl_ms` more."""
@@ -215,9 +235,9 @@ class Payloads:
         present = self._backend.lookup(keys, extend_ms=ttl_ms)
         return [all(present[span]) for span in spans]
 
-    def exist(self, refs: Sequence[PayloadRef]) -> list[bool]:
+    def exist(self, component: Component, names: Sequence[bytes]) -> list[bool]:
         """Which payloads seem to be there (their first segment is). Advisory."""
-        return self._backend.lookup([ref.key(self._fingerprint, 0) for ref in refs])
+        return self._backend.lookup(first_keys(self._fingerprint, component, names))
 
     def read(
         self, requests: Sequence[ReadRequest], allocate: Allocate = bytearray
@@ -234,16 +254,18 @@ class Payloads:
         """
         return _Reading(self, requests, allocate).run()
 
-    def _put(self, items: list[PutItem], owners: list[SealedPayload]) -> None:
-        found = self._backend.put(items)
+    def _judge(
+        self, writes: Sequence[tuple[SealedPayload, PutItem]], found: list[bytes | None]
+    ) -> None:
+        """Counts what was written, and finds out whether what was there is the same."""
         vanished = [idx for idx, head in enumerate(found) if head == b""]
         if vanished:
             # Evicted between our write and our look: write again, and take what comes.
-            again = self._backend.put([items[idx] for idx in vanished])
+            again = self._backend.put([writes[idx][1] for idx in vanished])
             for idx, head in zip(vanished, again, strict=True):
                 found[idx] = head
         conflict: BlockCorrupt | None = None
-        for item, owner, head in zip(items, owners, found, strict=True):
+        for (sealed, item), head in zip(writes, found, strict=True):
             if head is None:
                 self._counters.add(blocks_written=1, bytes_written=len(item.payload))
             elif head == item.header:
@@ -251,8 +273,8 @@ class Payloads:
             else:
                 self.quarantine(item.key, head)
                 conflict = conflict or BlockCorrupt(
-                    owner.ref.component.kind,
-                    owner.ref.index,
+                    sealed.ref.component.kind,
+                    sealed.ref.index,
                     "conflict",
                     "other bytes are stored under its name",
                 )

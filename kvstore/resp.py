@@ -11,12 +11,14 @@ Invariant: a connection is either in step (every command answered) or closed.
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from kvstore.backends.base import Allocate
@@ -53,6 +55,10 @@ class Transport(Protocol):
 
     def send(self, parts: list[Buffer]) -> None:
         """Sends all parts."""
+        ...
+
+    def is_idle(self) -> bool:
+        """Whether there is neither a byte to read nor an end of the stream."""
         ...
 
     def close(self) -> None:
@@ -92,6 +98,10 @@ class SocketTransport:
                 count = len(batch)
             start += count
 
+    def is_idle(self) -> bool:
+        """See `Transport`."""
+        return _is_silent(self._sock)
+
     def close(self) -> None:
         """See `Transport`."""
         self._sock.close()
@@ -112,6 +122,10 @@ class TlsTransport:
         """See `Transport`."""
         for part in parts:
             self._sock.sendall(part)
+
+    def is_idle(self) -> bool:
+        """See `Transport`."""
+        return _is_silent(self._sock)
 
     def close(self) -> None:
         """See `Transport`."""
@@ -218,33 +232,45 @@ class Connection:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._reader = ReplyReader(transport.receive)
-        self.replies = 0
+
+    def is_idle(self) -> bool:
+        """Whether nothing is to be read: bytes or an end of the stream mean it is out of step."""
+        return self._transport.is_idle()
 
     def run(
         self,
-        commands: Sequence[Command],
+        commands: Iterable[Command],
         on_reply: Callable[[int, Reply | ReplyError], None],
         allocate: Allocate,
         depth: int,
     ) -> None:
         """Sends commands with at most `depth` unanswered and calls back with each reply in order.
 
+        Commands are taken from the iterable as they are sent, so that the caller prepares later
+        ones while the server works on earlier ones.
+
         Raises:
             OSError, ProtocolError: The connection is out of step; close it.
         """
-        sent = 0
-        for received in range(len(commands)):
-            if sent < len(commands) and sent - received <= depth // 2:
-                stop = min(len(commands), received + depth)
-                self._transport.send(encode(commands[sent:stop]))
-                sent = stop
+        source = iter(commands)
+        sent = received = 0
+        is_exhausted = False
+        while True:
+            if not is_exhausted and sent - received <= depth // 2:
+                batch = list(islice(source, depth - (sent - received)))
+                is_exhausted = not batch
+                if batch:
+                    self._transport.send(encode(batch))
+                    sent += len(batch)
+            if received == sent:
+                return
             reply: Reply | ReplyError
             try:
                 reply = self._reader.read(allocate)
             except ReplyError as error:
                 reply = error
-            self.replies += 1
             on_reply(received, reply)
+            received += 1
 
     def close(self) -> None:
         """Ends the connection."""
@@ -288,7 +314,7 @@ class RespPool:
 
     def run(
         self,
-        commands: Sequence[Command],
+        commands: Iterable[Command],
         on_reply: Callable[[int, Reply | ReplyError], None],
         *,
         allocate: Allocate = bytearray,
@@ -296,26 +322,15 @@ class RespPool:
     ) -> None:
         """Runs commands on one connection; see `Connection.run`.
 
-        A kept connection may have died with a restarted server: if it fails before its first
-        reply the commands go once over a new one, which is harmless because all of them are
-        idempotent.
-
         Raises:
             StoreDown: No connection, no answer in time, or an answer that is not RESP.
         """
-        kept = self._take()
-        connection = kept or self._connect()
+        connection = self._take() or self._connect()
         try:
-            while True:
-                before = connection.replies
-                try:
-                    connection.run(commands, on_reply, allocate, depth)
-                    break
-                except (OSError, ProtocolError) as error:
-                    if connection is not kept or connection.replies != before:
-                        raise StoreDown(self._url.address, _describe(error)) from error
-                    connection.close()
-                    connection = self._connect()
+            connection.run(commands, on_reply, allocate, depth)
+        except (OSError, ProtocolError) as error:
+            connection.close()
+            raise StoreDown(self._url.address, _describe(error)) from error
         except BaseException:
             connection.close()
             raise
@@ -330,8 +345,15 @@ class RespPool:
             connection.close()
 
     def _take(self) -> Connection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        """A kept connection, unless it died meanwhile, with a server that restarted for example."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if connection.is_idle():
+                return connection
+            connection.close()
 
     def _give(self, connection: Connection) -> None:
         with self._lock:
@@ -389,6 +411,12 @@ def open_transport(url: StoreUrl, timeout_s: float) -> Transport:
     except BaseException:
         sock.close()
         raise
+
+
+def _is_silent(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return not poll.poll(0)
 
 
 def _integer(text: bytes) -> int:

@@ -131,13 +131,11 @@ class KvStore:
         self._check_hashes(hashes)
         self._counters.add(lookups=1)
         with counted(self._counters):
-            num_blocks = count_contiguous(self._payloads.exist(block_refs(hashes)))
+            num_blocks = count_contiguous(self._payloads.exist(Component.KV, hashes))
             resume_blocks = 0
             for ends in candidate_ends(num_blocks, _FIRST_STATE_BATCH):
-                states = [
-                    PayloadRef(component=Component.STATE, name=hashes[end - 1]) for end in ends
-                ]
-                present = self._payloads.exist(states)
+                states = [hashes[end - 1] for end in ends]
+                present = self._payloads.exist(Component.STATE, states)
                 if any(present):
                     resume_blocks = ends[present.index(True)]
                     break
@@ -269,14 +267,15 @@ class KvStore:
     ) -> list[bytes]:
         self._check_hashes([name for name, _ in blocks])
         with counted(self._counters):
-            sealed = [
+            sealed = (
                 self._payloads.seal(
                     PayloadRef(component=component, name=bytes(name), index=idx), payload
                 )
                 for idx, (name, payload) in enumerate(blocks)
-            ]
-            self._payloads.write(sealed, int(self._config.handoff_ttl_s * 1000), attempt=attempt)
-        return [payload.digest for payload in sealed]
+            )
+            life_ms = int(self._config.handoff_ttl_s * 1000)
+            written = self._payloads.write(sealed, life_ms, attempt=attempt)
+        return [payload.digest for payload in written]
 
     def _refresh(self, refs: Sequence[PayloadRef]) -> None:
         due = self._refreshed.take_due(refs, self._clock())

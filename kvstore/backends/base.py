@@ -10,7 +10,7 @@ Invariant: every key carries a time to live, so nothing leaks when all writers d
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,8 +50,8 @@ class BlockStore(Protocol):
         """Which keys exist; lengthens (never shortens) their life to `extend_ms` if that is set."""
         ...
 
-    def put(self, items: Sequence[PutItem]) -> list[bytes | None]:
-        """Writes values whose keys are free.
+    def put(self, items: Iterable[PutItem]) -> list[bytes | None]:
+        """Writes values whose keys are free; takes items as it sends them.
 
         Returns:
             Per item None when it was written, else the first 64 bytes of what is there.

@@ -7,7 +7,7 @@ copied in; readers get copies out, so nothing aliases.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.backends.base import (
@@ -72,7 +72,7 @@ class MemoryBackend:
                     value.expires_ms = max(value.expires_ms, now_ms + extend_ms)
             return [value is not None for value in found]
 
-    def put(self, items: Sequence[PutItem]) -> list[bytes | None]:
+    def put(self, items: Iterable[PutItem]) -> list[bytes | None]:
         """See `BlockStore`."""
         with self._lock:
             return [self._put_one(item) for item in items]

@@ -7,7 +7,7 @@ slot and declares all its keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, cast
@@ -33,6 +33,7 @@ from kvstore.keys import HEADER_BYTES, handoff_id_of_key
 from kvstore.resp import Command, Reply, ReplyError, RespPool
 
 _SMALL_DEPTH = 1024  # commands in flight when requests and replies are short
+_GROUP = 64  # keys of one EXISTS; in one slot or on one node
 _SCAN_COUNT = 2000
 _SCRIPTS = (
     "abort",
@@ -67,29 +68,46 @@ class RedisBackend:
 
     def lookup(self, keys: Sequence[bytes], *, extend_ms: int = 0) -> list[bool]:
         """See `BlockStore`."""
-        commands: list[Command] = [(b"EXISTS", key) for key in keys]
         if extend_ms:
             life = b"%d" % extend_ms
-            commands += [(b"PEXPIRE", key, life, b"GT") for key in keys]
-        return [reply == 1 for reply in self._run(commands, _SMALL_DEPTH)[: len(keys)]]
-
-    def put(self, items: Sequence[PutItem]) -> list[bytes | None]:
-        """See `BlockStore`."""
-        commands: list[Command] = [
-            (b"SET", item.key, (item.header, item.payload), b"NX", b"PX", b"%d" % item.ttl_ms)
-            for item in items
+            self._run([(b"PEXPIRE", key, life, b"GT") for key in keys], _SMALL_DEPTH)
+        # EXISTS counts: a group that is there as a whole, or not at all, needs one answer.
+        groups = [keys[start : start + _GROUP] for start in range(0, len(keys), _GROUP)]
+        counts = self._run([(b"EXISTS", *group) for group in groups], _SMALL_DEPTH)
+        mixed = [
+            key
+            for group, count in zip(groups, counts, strict=True)
+            if count not in (0, len(group))
+            for key in group
         ]
-        written = [reply is not None for reply in self._run(commands, self._depth)]
-        result: list[bytes | None] = [None] * len(items)
-        again: list[int] = [idx for idx, done in enumerate(written) if not done]
-        heads = self._run(
-            [(b"GETRANGE", items[idx].key, b"0", b"%d" % (HEADER_BYTES - 1)) for idx in again],
-            _SMALL_DEPTH,
-        )
-        for idx, head in zip(again, heads, strict=True):
+        single = iter(self._run([(b"EXISTS", key) for key in mixed], _SMALL_DEPTH))
+        present: list[bool] = []
+        for group, count in zip(groups, counts, strict=True):
+            if count in (0, len(group)):
+                present += [count != 0] * len(group)
+            else:
+                present += [next(single) == 1 for _ in group]
+        return present
+
+    def put(self, items: Iterable[PutItem]) -> list[bytes | None]:
+        """See `BlockStore`."""
+        keys: list[bytes] = []
+
+        def commands() -> Iterator[Command]:
+            for item in items:
+                keys.append(item.key)
+                life = b"%d" % item.ttl_ms
+                yield (b"SET", item.key, (item.header, item.payload), b"NX", b"PX", life)
+
+        replies = self._run(commands(), self._depth)
+        heads: list[bytes | None] = [None] * len(keys)
+        taken = [idx for idx, reply in enumerate(replies) if reply is None]
+        stop = b"%d" % (HEADER_BYTES - 1)
+        found = self._run([(b"GETRANGE", keys[idx], b"0", stop) for idx in taken], _SMALL_DEPTH)
+        for idx, head in zip(taken, found, strict=True):
             # Empty when the value went away in between; the caller then writes it again.
-            result[idx] = bytes(head) if isinstance(head, memoryview) else b""
-        return result
+            heads[idx] = bytes(head) if isinstance(head, memoryview) else b""
+        return heads
 
     def put_index(
         self, key: bytes, segments: Sequence[bytes], expected: bytes, value: bytes, ttl_ms: int
@@ -203,9 +221,9 @@ class RedisBackend:
 
     # Helpers
 
-    def _run(self, commands: Sequence[Command], depth: int) -> list[Reply]:
+    def _run(self, commands: Iterable[Command], depth: int) -> list[Reply]:
         """Replies of all commands; raises the first error reply once all were read."""
-        if not commands:
+        if commands == []:
             return []
         replies: list[Reply] = []
         errors: list[ReplyError] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from kvstore.backends.base import PutItem
@@ -21,7 +23,8 @@ class Interfering(MemoryBackend):
         self.lose_tails = False
         self.refuse_tails = False
 
-    def put(self, items: list[PutItem]) -> list[bytes | None]:  # type: ignore[override]
+    def put(self, items: Iterable[PutItem]) -> list[bytes | None]:
+        items = list(items)
         tails = [item.key for item in items if b":t:" in item.key]
         if tails and self.refuse_tails:
             raise StoreFull("memory", "as the test wants")

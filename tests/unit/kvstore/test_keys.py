@@ -20,6 +20,7 @@ from kvstore.keys import (
     body_key,
     combine_digests,
     data_key,
+    first_keys,
     flags_of,
     flat_view,
     handoff_id_of_key,
@@ -72,6 +73,13 @@ def test_the_grammar_of_keys() -> None:
     )
     assert body_key(HANDOFF) == b"dkv1:h:{00112233445566778899aabbccddeeff}"
     assert lease_key(HANDOFF) == b"dkv1:l:{00112233445566778899aabbccddeeff}"
+
+
+def test_keys_of_a_chain_are_those_of_its_blocks() -> None:
+    names = [NAME, bytes(32)]
+    assert first_keys(FINGERPRINT, Component.STATE, names) == [
+        data_key(FINGERPRINT, name, Component.STATE, 0) for name in names
+    ]
 
 
 def test_request_ids_enter_keys_as_digests() -> None:

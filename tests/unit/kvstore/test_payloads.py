@@ -92,7 +92,7 @@ def test_the_first_failure_by_position_is_raised(payloads: Payloads, raw: RawMem
         payloads.read([ReadRequest(ref=ref) for ref in refs])
     assert caught.value.index == 1
     # Every corrupt value of the batch was taken away, not only the first.
-    assert payloads.exist(refs) == [True, False, False, False]
+    assert payloads.exist(Component.KV, [ref.name for ref in refs]) == [True, False, False, False]
 
 
 def test_a_sound_value_that_is_not_the_tickets_is_corrupt(payloads: Payloads) -> None:
@@ -100,4 +100,4 @@ def test_a_sound_value_that_is_not_the_tickets_is_corrupt(payloads: Payloads) ->
     with pytest.raises(BlockCorrupt) as caught:
         payloads.read([ReadRequest(ref=REF, digest=bytes(16))])
     assert (caught.value.index, caught.value.reason) == (5, "digest")
-    assert payloads.exist([REF]) == [False]
+    assert payloads.exist(Component.KV, [NAME]) == [False]

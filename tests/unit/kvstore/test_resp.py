@@ -344,6 +344,9 @@ def test_commands_in_flight_are_bounded() -> None:
             buffers[0][:4] = b":1\r\n"
             return 4
 
+        def is_idle(self) -> bool:
+            return True
+
         def close(self) -> None: ...
 
     recorder = Recorder()
