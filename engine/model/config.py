@@ -355,7 +355,10 @@ def _cross_check(config: ModelConfig, raw: Mapping[str, Any]) -> None:
 
     heads = config.num_attention_heads
     divides("num_attention_heads", heads, "o_groups", config.o_groups)
-    divides("qk_rope_head_dim", config.rope_head_dim, "2", 2)
+    if config.rope_head_dim % 2:
+        raise ModelConfigError(
+            f"config.json: qk_rope_head_dim is {config.rope_head_dim}, wanted an even number"
+        )
     for name, value in (
         ("head_dim", config.head_dim),
         ("index_head_dim", config.index_head_dim),

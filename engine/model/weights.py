@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -70,10 +71,12 @@ class _Files:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._where: dict[str, tuple[Path, str]] = {}
+        # Kept open: opening reads the names of all tensors again.
+        self._open: dict[Path, Any] = {}
         for path in _shards(directory):
             try:
-                with safe_open(path, framework="pt") as file:
-                    names = list(file.keys())
+                self._open[path] = safe_open(path, framework="pt")
+                names = list(self._open[path].keys())
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(
                     f"{path} is not a complete safetensors file ({error}); copy it again"
@@ -95,9 +98,8 @@ class _Files:
             )
         path, stored = self._where[name]
         try:
-            with safe_open(path, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(stored)
-                return tensor
+            tensor: torch.Tensor = self._open[path].get_tensor(stored)
+            return tensor
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: tensor {stored} cannot be read: {error}") from error
 
