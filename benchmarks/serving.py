@@ -1,6 +1,6 @@
 """The disaggregated path beside one engine in one process: same model, same prompts, one run.
 
-    python -m benchmarks.serving --json [--repetitions 9] [--prompt-tokens 1000] [--output-tokens 32]
+    python -m benchmarks.serving --json [--repetitions 9] [--prompt-tokens 1000]
 
 Starts a system (1 prefill + 1 decode rank, private store) and an engine in this process, and sends
 both the same fresh prompts in turn. Prints one object on its last line:
