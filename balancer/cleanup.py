@@ -45,13 +45,14 @@ class CleanUps:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
     ) -> None:
-        """Waits for all pieces; each is bounded."""
+        """Waits for all pieces; each is bounded. What ended the body goes on as it is."""
         try:
-            await self._group.__aexit__(kind, error, traceback)
+            # With the body's exception the group would cancel the pieces and wrap it.
+            await self._group.__aexit__(None, None, None)
         finally:
             self._is_closed = True
 

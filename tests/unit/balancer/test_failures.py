@@ -1,0 +1,100 @@
+"""The table of remedies, and the errors callers get."""
+
+from __future__ import annotations
+
+import pytest
+
+from balancer.failures import final_error, no_pair_error, remedy_for
+from balancer.membership import ExclusionCause, MemberView
+from balancer.routing.base import PlacementRequest
+from balancer.routing.policies import make_policy
+from balancer.transcript import StreamBroken
+from runtime.errors import CLASS_OF_REASON, Bug, Corrupt, Reason, TooLate, Unavailable
+from tests.fakes.memberships import prefill, view
+
+FINAL = {
+    Reason.BAD_REQUEST,
+    Reason.BAD_SAMPLING,
+    Reason.UNSUPPORTED_PARAMETER,
+    Reason.PROMPT_TOO_LONG,
+    Reason.CONSTRAINT_REJECTED,
+    Reason.UNKNOWN_MODEL,
+    Reason.NOT_AUTHENTICATED,
+    Reason.NOT_ALLOWED,
+    Reason.RATE_LIMITED,
+    Reason.NO_PREFILL,
+    Reason.NO_DECODE,
+    Reason.FIRST_TOKEN_LATE,
+    Reason.DEADLINE,
+    Reason.CALLER_LEFT,
+    Reason.INVARIANT_BROKEN,
+}
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_is_either_final_or_has_a_remedy(reason: Reason) -> None:
+    error = CLASS_OF_REASON[reason]("x", reason=reason)
+    assert (remedy_for(error) is None) == (reason in FINAL)
+
+
+def test_only_corruption_distrusts_the_stored_prefix() -> None:
+    bypassing = [
+        reason
+        for reason in Reason
+        if (remedy := remedy_for(CLASS_OF_REASON[reason]("x", reason=reason)))
+        and remedy.bypasses_prefix
+    ]
+    assert bypassing == [Reason.CHECKSUM_DIFFERS]
+
+
+def test_a_store_that_is_down_is_no_members_fault() -> None:
+    remedy = remedy_for(Unavailable("x", reason=Reason.STORE_DOWN))
+    assert remedy is not None
+    assert not remedy.suspects_member
+    assert remedy_for(StreamBroken("gap")).suspects_member  # type: ignore[union-attr]
+
+
+def test_before_the_first_token_an_error_stays_what_it_is() -> None:
+    error = Corrupt("bad digest")
+    assert final_error(error, seq=0, attempts=2) is error
+
+
+def test_after_it_the_caller_is_told_how_to_resume() -> None:
+    for cause in (Corrupt("bad digest"), StreamBroken("token 4 came after token 2")):
+        error = final_error(cause, seq=5, attempts=3)
+        assert isinstance(error, Unavailable)
+        assert error.reason is Reason.STREAM_INTERRUPTED
+        assert error.metadata["last_seq"] == "5"
+        assert "token 5 in attempt 3" in error.message
+
+
+def test_errors_of_the_request_itself_are_not_dressed_up() -> None:
+    late = TooLate("late")
+    assert final_error(late, seq=5, attempts=1) is late
+    assert isinstance(final_error(StreamBroken("gap"), seq=0, attempts=1), Bug)
+
+
+def reason_of(*views: MemberView, full: frozenset[str] = frozenset()) -> Reason:
+    request = PlacementRequest(
+        request_id="r", attempt=1, num_tokens=100, max_new_tokens=0, full=full
+    )
+    placement = make_policy("least_outstanding").choose(request, views, 0)
+    assert placement.decode is None
+    error = no_pair_error(placement, retry_after_s=1.0)
+    for item in views:
+        assert item.member.member_id in error.message
+    return error.reason
+
+
+def test_the_missing_half_of_a_pair_is_named() -> None:
+    stale = {"exclusion": ExclusionCause.STALE}
+    assert reason_of() is Reason.NO_PREFILL
+    assert reason_of(prefill(**stale), view(**stale)) is Reason.NO_PREFILL
+    assert reason_of(view()) is Reason.NO_PREFILL
+    assert reason_of(prefill()) is Reason.NO_DECODE
+    assert reason_of(prefill(), view(**stale)) is Reason.NO_DECODE
+    assert reason_of(prefill(), view(fingerprint=b"2")) is Reason.KV_LAYOUT_DIFFERS
+    assert reason_of(prefill(), view("d1"), full=frozenset({"d1"})) is Reason.POOL_FULL
+    assert reason_of(prefill(), view(max_model_len=99)) is Reason.PROMPT_TOO_LONG
+    assert reason_of(prefill(max_model_len=99), view()) is Reason.PROMPT_TOO_LONG
+    assert reason_of(prefill(), view(kv_capacity_tokens=64)) is Reason.PROMPT_TOO_LONG

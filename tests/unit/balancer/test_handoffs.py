@@ -1,0 +1,88 @@
+"""The store through threads: it may fail, hang or be late, the balancer goes on."""
+
+from __future__ import annotations
+
+import threading
+
+from balancer.config import StoreSettings
+from balancer.handoffs import StoreHandoffs, open_handoffs
+from balancer.peers import Ticket
+from kvstore.errors import StoreDown
+from runtime.clock import SystemClock
+
+TICKET = Ticket(handoff_id="a" * 32, fingerprint=b"layout-1", wire=b"")
+
+
+class FakeStore:
+    def __init__(self, fingerprint: bytes) -> None:
+        self.fingerprint = fingerprint
+        self.aborted: list[str] = []
+        self.closed = False
+        self.error: Exception | None = None
+        self.hang: threading.Event | None = None
+
+    def ping(self) -> None:
+        if self.hang is not None:
+            self.hang.wait(5)
+        if self.error is not None:
+            raise self.error
+
+    def abort(self, handoff_id: str) -> None:
+        self.ping()
+        self.aborted.append(handoff_id)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Opener:
+    def __init__(self) -> None:
+        self.stores: list[FakeStore] = []
+
+    def __call__(self, fingerprint: bytes) -> FakeStore:
+        self.stores.append(FakeStore(fingerprint))
+        return self.stores[-1]
+
+
+async def test_each_layout_has_its_store_opened_once() -> None:
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    assert await handoffs.is_reachable()
+    assert await handoffs.is_reachable()
+    await handoffs.abort(TICKET)
+    await handoffs.abort(TICKET)
+    assert [store.fingerprint for store in opener.stores] == [bytes(8), b"layout-1"]
+    assert opener.stores[1].aborted == [TICKET.handoff_id] * 2
+    handoffs.close()
+    assert all(store.closed for store in opener.stores)
+
+
+async def test_a_store_that_is_down_is_unreachable_and_costs_no_request() -> None:
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    await handoffs.is_reachable()
+    await handoffs.abort(TICKET)
+    for store in opener.stores:
+        store.error = StoreDown("unix:/x", "refused")
+    assert not await handoffs.is_reachable()
+    await handoffs.abort(TICKET)  # the hand-off's own deadline ends it
+    opener.stores[0].error = None
+    assert await handoffs.is_reachable()
+    handoffs.close()
+
+
+async def test_a_store_that_hangs_is_unreachable() -> None:
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=0.01)
+    await handoffs.is_reachable()
+    opener.stores[0].hang = threading.Event()
+    assert not await handoffs.is_reachable()
+    opener.stores[0].hang.set()
+    handoffs.close()
+
+
+async def test_the_store_of_the_settings_is_opened_late() -> None:
+    settings = StoreSettings(url="unix:///nowhere/store.sock", ping_s=0.5)
+    handoffs = open_handoffs(settings, SystemClock())
+    assert not await handoffs.is_reachable()
+    handoffs.close()

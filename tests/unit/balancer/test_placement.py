@@ -1,0 +1,206 @@
+"""A pair with a slot: weights, refusals, waiting, giving back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from balancer.cleanup import CleanUps
+from balancer.decisions import DecisionRing, re_execute
+from balancer.journey import Journey, Limits
+from balancer.membership import Member, Membership, Role
+from balancer.placement import Placer
+from balancer.request import Delta, FinishReason, Request, Sampling
+from balancer.retry import Leg, RequestRetries
+from balancer.routing.policies import make_policy
+from balancer.transcript import Transcript
+from runtime.clock import ManualClock
+from runtime.errors import InvalidRequest, Overloaded, TooLate, Unavailable
+from runtime.metrics import Metrics
+from tests.fakes.memberships import member
+from tests.unit.balancer.test_journey import NoText
+
+POLICY = make_policy("least_outstanding")
+
+
+async def emit(delta: Delta) -> None:
+    raise AssertionError(delta)
+
+
+class Slots:
+    """Decode members' slots; a member listed in `full` has none."""
+
+    def __init__(self, *full: str) -> None:
+        self.full = set(full)
+        self.asked: list[str] = []
+        self.released: list[str] = []
+        self.error: Exception | None = None
+        self.both_asked = asyncio.Event()
+
+    async def reserve(self, member: Member, request_id: str, num_tokens: int, **_: Any) -> str:
+        self.asked.append(member.member_id)
+        if len(self.asked) == 2:
+            self.both_asked.set()
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        if member.member_id in self.full:
+            raise Overloaded("no slot")
+        return f"credit-{member.member_id}"
+
+    async def release(self, member: Member, credit_id: str, **_: Any) -> None:
+        self.released.append(credit_id)
+
+
+class Bench:
+    """A placer with its surroundings."""
+
+    def __init__(self, slots: Slots, cleanups: CleanUps, **limits: float) -> None:
+        self.members = Membership(stale_after_s=5.0, forget_after_s=60.0)
+        self.members.observe(member("p0", Role.PREFILL), 0.0)
+        for name in ("d0", "d1"):
+            self.members.observe(member(name), 0.0)
+        self.ring = DecisionRing(10)
+        self.clock = ManualClock()
+        self.placer = Placer(
+            members=self.members,
+            policy=POLICY,
+            decisions=self.ring,
+            peers=slots,  # type: ignore[arg-type]
+            cleanups=cleanups,
+            clock=self.clock,
+            limits=Limits(**limits),
+            metrics=Metrics(),
+        )
+
+    def journey(self, name: str = "r", attempt: int = 1, max_tokens: int = 50) -> Journey:
+        sampling = Sampling(seed=0, max_tokens=max_tokens)
+        request = Request(
+            request_id=name, token_ids=(1,) * 100, sampling=sampling, arrived_at=0.0, deadline=99.0
+        )
+        return Journey(
+            request=request,
+            transcript=Transcript(last_seq=0, text=NoText()),
+            emit=emit,
+            retries=RequestRetries(prefill=1, decode=1),
+            attempt=attempt,
+        )
+
+    def outstanding(self) -> dict[str, tuple[int, int]]:
+        return {
+            view.member.member_id: (view.outstanding_requests, view.outstanding_tokens)
+            for view in self.members.views(0.0)
+        }
+
+
+IDLE = {"p0": (0, 0), "d0": (0, 0), "d1": (0, 0)}
+
+
+async def test_a_pair_carries_its_weight_and_its_slot_goes_back() -> None:
+    slots = Slots()
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(slots, cleanups)
+        async with bench.placer.reserved(bench.journey()) as pair:
+            assert (pair.prefill.member_id, pair.decode.member_id) == ("p0", "d0")
+            assert bench.outstanding() == {**IDLE, "p0": (1, 100), "d0": (1, 150)}
+        assert bench.outstanding() == IDLE
+    assert slots.released == ["credit-d0"]
+    [record] = bench.ring.explain("r")
+    assert re_execute(record, POLICY) == record.placement
+
+
+async def test_a_slot_that_decode_used_up_is_not_given_back() -> None:
+    slots = Slots()
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(slots, cleanups)
+        journey = bench.journey()
+        journey.transcript.begin(1)
+        async with bench.placer.reserved(journey) as pair:
+            journey.enter(Leg.DECODE, pair.decode)
+            journey.transcript.take(1, 1, [5], (), FinishReason.STOP)
+    assert slots.released == []
+
+
+async def test_two_requests_at_once_see_each_other() -> None:
+    slots = Slots()
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(slots, cleanups)
+        chosen = []
+
+        async def place(name: str) -> None:
+            async with bench.placer.reserved(bench.journey(name)) as pair:
+                chosen.append(pair.decode.member_id)
+                await asyncio.sleep(0.01)
+
+        await asyncio.gather(place("a"), place("b"))
+    assert sorted(chosen) == ["d0", "d1"]
+
+
+async def test_a_member_without_room_is_passed_over() -> None:
+    slots = Slots("d0")
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(slots, cleanups)
+        async with bench.placer.reserved(bench.journey()) as pair:
+            assert pair.decode.member_id == "d1"
+            assert bench.outstanding()["d0"] == (0, 0)
+    assert slots.asked == ["d0", "d1"]
+
+
+async def test_room_is_waited_for_until_somebody_leaves() -> None:
+    slots = Slots("d0", "d1")
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(slots, cleanups)
+
+        async def leave() -> None:
+            await slots.both_asked.wait()
+            slots.full.clear()
+            bench.placer.look_again()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leave())
+            async with asyncio.timeout(5), bench.placer.reserved(bench.journey()) as pair:
+                assert pair.credit_id
+
+
+async def test_waiting_for_room_ends() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots("d0", "d1"), cleanups, slot_wait_s=0.0)
+        with pytest.raises(Overloaded, match="every decode member is full"):
+            async with bench.placer.reserved(bench.journey()):
+                pytest.fail("there is no room")
+        assert bench.outstanding() == IDLE
+
+
+async def test_a_silent_reservation_is_a_member_that_vanished() -> None:
+    slots = Slots()
+    slots.error = TooLate("no answer")
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(slots, cleanups)
+        journey = bench.journey()
+        with pytest.raises(Unavailable, match="d0 did not answer a reservation"):
+            async with bench.placer.reserved(journey):
+                pytest.fail("no slot was granted")
+        assert (journey.leg, journey.member_id) == (Leg.RESERVE, "d0")
+        assert bench.outstanding() == IDLE
+
+
+async def test_members_to_avoid_are_better_than_none() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups)
+        journey = bench.journey()
+        journey.avoid = {"d0"}
+        async with bench.placer.reserved(journey) as pair:
+            assert pair.decode.member_id == "d1"
+        journey.avoid = {"d0", "d1"}
+        async with bench.placer.reserved(journey) as pair:
+            assert pair.decode.member_id in {"d0", "d1"}
+
+
+async def test_a_request_that_never_fits_does_not_wait() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups)
+        with pytest.raises(InvalidRequest, match="send a shorter prompt"):
+            async with bench.placer.reserved(bench.journey(max_tokens=4000)):
+                pytest.fail("it does not fit")

@@ -1,0 +1,65 @@
+"""One request per id, one deadline, one switch."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from balancer.request import Request, Sampling
+from balancer.running import RequestCancelled, RunningRequests, deadline_passed
+from runtime.clock import ManualClock
+from runtime.errors import AlreadyRunning, Reason, TooLate
+
+
+def request(request_id: str = "r", allowed_s: float = 5.0) -> Request:
+    return Request(
+        request_id=request_id,
+        token_ids=(1,),
+        sampling=Sampling(seed=0, max_tokens=1),
+        arrived_at=0.0,
+        deadline=allowed_s,
+    )
+
+
+async def test_an_id_is_free_again_after_its_request() -> None:
+    running = RunningRequests(ManualClock())
+    for _ in range(2):
+        async with running.scope(request()):
+            assert len(running) == 1
+            with pytest.raises(AlreadyRunning, match="'r' is running"):
+                async with running.scope(request()):
+                    pytest.fail("the id is taken")
+            assert len(running) == 1
+    assert len(running) == 0
+
+
+async def test_the_deadline_ends_the_body() -> None:
+    running = RunningRequests(ManualClock())
+    with pytest.raises(TooLate, match=r"longer than its 0\.0 s") as caught:
+        async with running.scope(request(allowed_s=0.01)):
+            await asyncio.Event().wait()
+    assert caught.value.reason is Reason.DEADLINE
+    assert deadline_passed(request()).reason is Reason.DEADLINE
+    assert len(running) == 0
+
+
+async def test_a_cancelled_request_ends_by_its_own_exception() -> None:
+    running = RunningRequests(ManualClock())
+
+    async def run() -> None:
+        async with running.scope(request()):
+            assert running.cancel("r")
+            assert running.cancel("r")  # twice is harmless
+            await asyncio.Event().wait()
+
+    with pytest.raises(RequestCancelled):
+        await run()
+    assert not running.cancel("r")
+
+
+async def test_time_outs_of_the_body_are_its_own() -> None:
+    running = RunningRequests(ManualClock())
+    with pytest.raises(TimeoutError, match="mine"):
+        async with running.scope(request()):
+            raise TimeoutError("mine")

@@ -1,0 +1,154 @@
+"""The process: ready line, readiness by its parts, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from balancer.config import BalancerSettings
+from balancer.service import serve
+from balancer.text import ModelFilesError
+from disagg.v1 import generation_pb2, generation_pb2_grpc
+from runtime.clock import SystemClock
+from runtime.serve import StopSignals
+from tests.fakes.front_door import MODEL, FakeStore, front_door
+from tests.fakes.members import decode_member, prefill_member
+
+pytestmark = pytest.mark.medium
+
+
+def settings(**sections: object) -> BalancerSettings:
+    return BalancerSettings.model_validate(
+        {
+            "model": {"path": str(MODEL)},
+            "store": {"url": "unix:///nowhere"},
+            "drain": {"propagation_s": 0.0},
+            **sections,
+        }
+    )
+
+
+@asynccontextmanager
+async def running(store: FakeStore, **sections: object):
+    """Runs the service; yields a channel to it and what asks it to stop."""
+    ready, stop = io.StringIO(), StopSignals()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(
+            serve(
+                settings(**sections),
+                clock=SystemClock(),
+                stop=stop,
+                store=store,
+                version="1",
+                ready_to=ready,
+            )
+        )
+        for _ in range(500):
+            if ready.getvalue():
+                break
+            await asyncio.sleep(0.01)
+        line = json.loads(ready.getvalue())
+        assert line["event"] == "ready"
+        assert line["role"] == "balancer"
+        async with grpc.aio.insecure_channel(line["address"]) as channel:
+            yield channel
+            stop.request()
+            async with asyncio.timeout(10):
+                await task
+
+
+async def state(channel: grpc.aio.Channel, name: str) -> str:
+    request = health_pb2.HealthCheckRequest(service=name)
+    answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+async def until(channel: grpc.aio.Channel, name: str, wanted: str) -> None:
+    for _ in range(400):
+        if await state(channel, name) == wanted:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{name} never became {wanted}")
+
+
+async def test_readiness_needs_a_pair_and_the_store() -> None:
+    store = FakeStore(reachable=False)
+    p0, d0 = prefill_member(), decode_member()
+    await p0.start()
+    await d0.start()
+    try:
+        async with running(store) as channel:
+            assert await state(channel, "liveness") == "SERVING"
+            await until(channel, "startup", "SERVING")
+            assert await state(channel, "readiness") == "NOT_SERVING"
+            await p0.announce(channel)
+            await d0.announce(channel)
+            assert await state(channel, "readiness") == "NOT_SERVING"  # the store is down
+            store.reachable = True
+            await until(channel, "readiness", "SERVING")
+            assert await state(channel, "disagg.v1.GenerationService") == "SERVING"
+            store.reachable = False
+            await until(channel, "readiness", "NOT_SERVING")
+            assert await state(channel, "liveness") == "SERVING"
+    finally:
+        await p0.stop()
+        await d0.stop()
+
+
+async def test_a_stop_lets_a_running_request_end() -> None:
+    p0, d0 = prefill_member(), decode_member()
+    await p0.start()
+    await d0.start()
+    try:
+        async with running(FakeStore()) as channel:
+            await p0.announce(channel)
+            await d0.announce(channel)
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            request = generation_pb2.GenerateRequest(request_id="r", text="x")
+            call = stub.Generate(request, timeout=10)
+            first = await call.read()
+            reading = asyncio.gather(_rest(call))
+        [messages] = await reading
+        assert [first, *messages][-1].HasField("final")
+    finally:
+        await p0.stop()
+        await d0.stop()
+
+
+async def _rest(call):
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    return messages
+
+
+async def test_a_model_that_cannot_be_read_stops_the_start(tmp_path) -> None:
+    with pytest.raises(ModelFilesError, match=r"config\.json does not exist"):
+        await serve(
+            settings(model={"path": str(tmp_path)}),
+            clock=SystemClock(),
+            stop=StopSignals(),
+            store=FakeStore(),
+            version="1",
+        )
+
+
+async def test_members_that_fall_silent_are_forgotten() -> None:
+    membership = {"interval_s": 0.01, "stale_after_s": 0.02, "forget_after_s": 0.05}
+    async with front_door(membership=membership) as door:
+        balancer = door.balancer
+        await door.until(lambda: balancer.members.views(balancer.clock.now())[0].age_s > 0.05)
+        condition = await balancer.examine()
+        assert (condition.is_ready, condition.cause) == (False, "no_members")
+        assert balancer.members.views(balancer.clock.now()) == ()
+        for member in door.members:
+            await member.announce(door.channel)
+        assert (await balancer.examine()).is_ready
+        door.store.reachable = False
+        assert (await balancer.examine()).cause == "store_down"
