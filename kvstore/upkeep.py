@@ -1,0 +1,116 @@
+"""The process `python -m kvstore`: a private server if none is given, and the janitor's rounds.
+
+Any client may sweep, and several may at once; this process is for machines where nobody else does.
+A store that cannot be reached is waited for: a round that fails is logged, and the next one tries.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+from kvstore import embedded
+from kvstore.config import KvStoreConfig
+from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreUrlError
+from kvstore.store import KvStore, open_store
+from runtime.clock import SystemClock
+from runtime.errors import ExitCode
+from runtime.logging import Form, Level, configure_logging
+from runtime.settings import Settings, load_process, setting
+from runtime.startup import exits
+
+logger = logging.getLogger(__name__)
+
+PROG = "python -m kvstore"
+_NO_LAYOUT = bytes(8)  # upkeep covers hand-offs of every layout
+
+
+class ServerSettings(Settings):
+    """The store that is kept."""
+
+    url: str = setting("", help="URL of the store; empty: start a private server", flag="--store")
+    directory: Path | None = setting(
+        None, help="where the private server keeps its socket and log", flag="--directory"
+    )
+    max_memory_bytes: int = setting(
+        embedded.DEFAULT_MAX_MEMORY_BYTES,
+        help="memory of the private server; beyond it the least recently used keys go",
+        flag="--max-memory-bytes",
+        ge=1 << 20,
+    )
+
+
+class JanitorSettings(Settings):
+    """Rounds of the janitor."""
+
+    interval_s: float = setting(5.0, help="seconds between two rounds of the janitor", gt=0)
+
+
+class LogSettings(Settings):
+    """Logs on standard error."""
+
+    level: Level = setting("info", help="lowest level that is written")
+    form: Form = setting("json", help="json for machines, console for people")
+
+
+class UpkeepSettings(Settings):
+    """Everything this process can be told."""
+
+    server: ServerSettings = ServerSettings()
+    janitor: JanitorSettings = JanitorSettings()
+    log: LogSettings = LogSettings()
+
+
+def keep(store: KvStore, stop: threading.Event, *, interval_s: float) -> None:
+    """Sweeps every `interval_s` seconds until `stop` is set. Never raises a library error."""
+    while True:
+        try:
+            report = store.janitor()
+        except KvStoreError as error:
+            logger.warning("janitor: %s", error)
+        else:
+            if report.num_expired:
+                logger.info(
+                    "janitor: %d of %d hand-offs expired", report.num_expired, report.num_handoffs
+                )
+        if stop.wait(interval_s):
+            return
+
+
+def run(settings: UpkeepSettings, stop: threading.Event) -> None:
+    """Runs until `stop` is set; says where the store is in one JSON line on standard output."""
+    with ExitStack() as stack:
+        url = settings.server.url
+        if not url:
+            server = embedded.start(
+                settings.server.directory, max_memory_bytes=settings.server.max_memory_bytes
+            )
+            url = stack.enter_context(server).url
+        config = KvStoreConfig(block_tokens=1, owner="janitor")
+        store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
+        stack.callback(store.close)
+        sys.stdout.write(json.dumps({"store": url}) + "\n")
+        sys.stdout.flush()
+        keep(store, stop, interval_s=settings.janitor.interval_s)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code of the process."""
+    settings = load_process(
+        UpkeepSettings, arguments, prog=PROG, description="A private KV store, and its janitor."
+    ).value
+    configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "store"})
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with exits(
+        PROG,
+        {EmbeddedUnavailable: ExitCode.DEPENDENCY, StoreUrlError: ExitCode.CONFIGURATION},
+    ):
+        run(settings, stop)
+    return ExitCode.OK
