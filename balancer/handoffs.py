@@ -65,21 +65,20 @@ class StoreHandoffs:
         self._ping_s = ping_s
         self._stores: dict[bytes, Store] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="store")
-        self._pinging = False
+        self._ping: asyncio.Future[object] | None = None
 
     async def is_reachable(self) -> bool:
-        """Whether the store answers in time. One ping at a time: a hung one counts as no."""
-        if self._pinging:
-            return False
-        self._pinging = True
+        """Whether the store answers in time. A ping that hangs is waited for, not repeated."""
+        if self._ping is None or self._ping.done():
+            loop = asyncio.get_running_loop()
+            self._ping = loop.run_in_executor(self._threads, lambda: self._store(_NO_LAYOUT).ping())
+            self._ping.add_done_callback(_mark_seen)
         try:
             async with asyncio.timeout(self._ping_s):
-                await offload(self._threads, lambda: self._store(_NO_LAYOUT).ping())
+                await asyncio.shield(self._ping)
         except (KvStoreError, OSError, TimeoutError) as error:
             _log.debug("store.unreachable", error=str(error))
             return False
-        finally:
-            self._pinging = False
         return True
 
     async def abort(self, ticket: Ticket) -> None:
@@ -105,3 +104,9 @@ class StoreHandoffs:
             if self._stores.setdefault(fingerprint, opened) is not opened:
                 opened.close()
         return self._stores[fingerprint]
+
+
+def _mark_seen(ping: asyncio.Future[object]) -> None:
+    """A ping that fails after its time is no error nobody looked at."""
+    if not ping.cancelled():
+        ping.exception()

@@ -18,10 +18,12 @@ class FakeStore:
         self.fingerprint = fingerprint
         self.aborted: list[str] = []
         self.closed = False
+        self.pings = 0
         self.error: Exception | None = None
         self.hang: threading.Event | None = None
 
     def ping(self) -> None:
+        self.pings += 1
         if self.hang is not None:
             self.hang.wait(5)
         if self.error is not None:
@@ -77,6 +79,8 @@ async def test_a_store_that_hangs_is_unreachable() -> None:
     await handoffs.is_reachable()
     opener.stores[0].hang = threading.Event()
     assert not await handoffs.is_reachable()
+    assert not await handoffs.is_reachable()
+    assert opener.stores[0].pings == 2  # the hung one is not repeated
     opener.stores[0].hang.set()
     handoffs.close()
 
