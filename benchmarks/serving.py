@@ -22,17 +22,20 @@ Ratios are medians over pairs that ran one after the other.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.environment import REPOSITORY, describe, median, ratio_of_pairs
-from cli.launcher import running_system
-from cli.topology import Topology
 from client import AsyncClient, Sampling
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine
@@ -50,6 +53,22 @@ class Sample:
     first: float
     second: float
     later: float
+
+
+@contextlib.contextmanager
+def running_system(*flags: str) -> Iterator[str]:
+    """Starts `disagg up` as a process of its own and yields the balancer's address."""
+    command = [sys.executable, "-m", "cli", "up", "--json", "--model", str(MODEL), *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("disagg up did not start; see its messages above")
+            yield json.loads(line)["address"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
 
 
 def _sample(begin: float, arrivals: list[float]) -> Sample:
@@ -162,15 +181,9 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=32)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    topology = Topology(model=MODEL, prefill_ranks=1, decode_ranks=1)
-    with running_system(topology) as running:
+    with running_system("--prefill-ranks", "1", "--decode-ranks", "1") as address:
         result = asyncio.run(
-            measure(
-                running.address,
-                options.repetitions,
-                options.prompt_tokens,
-                options.output_tokens,
-            )
+            measure(address, options.repetitions, options.prompt_tokens, options.output_tokens)
         )
     print(json.dumps(result) if options.json else json.dumps(result, indent=2))
 
