@@ -203,8 +203,8 @@ class KvLayout:
             "sliding_window": config.sliding_window,
             "rope": {
                 "dim": config.rope_head_dim,
-                "theta": int(config.rope_theta),
-                "compress_theta": int(config.compress_rope_theta),
+                "theta": str(config.rope_theta),
+                "compress_theta": str(config.compress_rope_theta),
                 "yarn": None
                 if yarn is None
                 else [

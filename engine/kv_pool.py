@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.handoff import Buffer, KvLayout, LayerSlice, SequenceImage
+from engine.handoff import Buffer, KvLayout, LayerSlice, LayoutError, SequenceImage
 from engine.model.config import LayerKind
 
 ZERO_ROWS = 16
@@ -148,9 +148,15 @@ class KvPool:
         """Copies a sequence in; the slot must have been reset.
 
         Raises:
-            LayoutError: the image's sizes are not those of this layout.
+            LayoutError: the image's sizes are not those of this layout, or the table is too short.
         """
         self.layout.check(image)
+        pages = -(-image.num_tokens // self.layout.block_tokens)
+        if len(table) < pages:
+            raise LayoutError(
+                f"image of {image.num_tokens} tokens: the table has {len(table)} pages, wanted "
+                f"{pages}"
+            )
         for page, payload in zip(table, image.blocks, strict=False):
             self.import_block(page, payload)
         if image.partial:

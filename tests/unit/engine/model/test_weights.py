@@ -296,9 +296,9 @@ def test_a_rank_gets_its_own_experts(tmp_path: Path, ids: list[int]) -> None:
 
 def test_experts_of_other_ranks_do_not_count_as_left_over() -> None:
     opened = weights(BASE)
-    for name in tensors_of(BASE):
+    for name, tensor in tensors_of(BASE).items():
         if ".experts." not in name and not name.endswith("tid2eid"):
-            opened.tensor(name, tuple(tensors_of(BASE)[name].shape))
+            opened.tensor(name, tuple(tensor.shape))
     for layer in (0, 1):
         opened.integers(f"layers.{layer}.ffn.gate.tid2eid", (256, 2), 8)
     opened.check_all_used(all_experts=False)
