@@ -240,7 +240,7 @@ class LLMEngine:
                 epoch=self._epoch,
             )
             decision = self._lockstep.decide(self._vote.reduce_max(vote.to_array()))
-            if self._epoch == STOP_EPOCH and decision.agreed_epoch == STOP_EPOCH:
+            if decision.agreed_epoch == STOP_EPOCH:
                 self.is_stop_agreed = True
             elif decision.step_kind is not StepKind.NONE:
                 self._step += 1

@@ -80,13 +80,11 @@ class Schedule:
         preempted: whose state must be copied out.
         admitted: whose state must be copied in.
         rows: what to compute.
-        preempted_ids: who lost memory, also those without state to copy.
     """
 
     preempted: list[Preemption] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    preempted_ids: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,16 +235,15 @@ class Scheduler:
         # catching up never hold back a decoding neighbour.
         spare = budget - sum(1 for _, num_missing in candidates if num_missing == 1)
         for sequence, num_missing in candidates:
-            if schedule.preempted_ids and sequence.request_id in schedule.preempted_ids:
-                continue
+            if not self.blocks.has_owner(sequence.request_id):
+                continue  # preempted for an older one a moment ago
             num_tokens = 1 if num_missing == 1 else self._chunk_tokens(sequence, spare)
             if num_tokens == 0 or not self._make_room(sequence, num_tokens, schedule):
                 continue
             if num_missing > 1:
                 spare -= num_tokens
             schedule.rows.append(Row(sequence, num_tokens))
-        if not schedule.preempted_ids:
-            self._admit(kind, spare, schedule)
+        self._admit(kind, spare, schedule)
         return schedule
 
     def steps_of(self, rows: list[Row]) -> tuple[SequenceStep, ...]:
@@ -377,7 +374,6 @@ class Scheduler:
         else:
             victim.move_to(SequenceStatus.WAITING)
         self.num_preemptions += 1
-        schedule.preempted_ids.add(owner)
         self._running.remove(victim)
         self.blocks.free(owner)
         insort(self._waiting, victim, key=_arrival)

@@ -150,7 +150,7 @@ def test_the_victim_is_the_last_to_arrive_and_comes_back_first() -> None:
         schedule = run(scheduler, D)
         if schedule.preempted:
             (preempted,) = schedule.preempted
-            # No admission in the step that took memory away, and no row for the victim.
+            # Nobody gains from it but the one that grew.
             assert schedule.admitted == []
             assert names(schedule) == [("a", 1)]
             break
@@ -322,3 +322,13 @@ def test_a_paused_sequence_is_the_first_victim() -> None:
     assert [preemption.sequence for preemption in schedule.preempted] == [first]
     assert names(schedule) == [("b", 1)]
     assert second.status is SequenceStatus.DECODING
+
+
+def test_a_paused_sequence_keeps_no_page_to_grow() -> None:
+    scheduler = make(pages=3)
+    slow = add(scheduler, "slow", 3, max_tokens=6)
+    run(scheduler, P)
+    slow.is_paused = True
+    add(scheduler, "all", 12, max_tokens=1)
+    assert scheduler.demand().wants_prefill
+    assert names(run(scheduler, P)) == [("all", 10)]
