@@ -26,7 +26,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import xxhash
 
@@ -46,6 +46,7 @@ FLAG_SELF_INDEXED = 1
 FLAG_TAIL = 2
 
 _HEADER = struct.Struct("<4sHH8s8sHHHHQ16sI4s")
+_RESERVED = bytes(4)
 _PREFIX = b"dkv1"
 assert _HEADER.size == HEADER_BYTES
 
@@ -183,7 +184,7 @@ class Header:
             self.num_bytes,
             self.digest,
             self.attempt,
-            bytes(4),
+            _RESERVED,
         )
 
 
@@ -264,7 +265,16 @@ def flags_of(component: int, num_segments: int) -> int:
     return FLAG_SELF_INDEXED if num_segments == 1 else 0
 
 
-def verify_segment(value: Buffer, expected: Expected) -> tuple[Header, memoryview]:
+class Verified(NamedTuple):
+    """A segment that passed: its header as stored, what the header says, and the payload."""
+
+    header: bytes
+    num_segments: int
+    digest: bytes
+    payload: memoryview
+
+
+def verify_segment(value: Buffer, expected: Expected) -> Verified:
     """Checks one stored value against its name and its digest.
 
     Args:
@@ -272,12 +282,42 @@ def verify_segment(value: Buffer, expected: Expected) -> tuple[Header, memoryvie
         expected: What this value must be.
 
     Returns:
-        The header and the payload, a view into `value`.
+        The header, and the payload as a view into `value`.
 
     Raises:
         HeaderError: The first check that failed, by name.
     """
-    header = unpack_header(value)
+    payload = memoryview(value)[HEADER_BYTES:]
+    stored, digest = bytes(value[:HEADER_BYTES]), payload_digest(payload)
+    # Nearly every value is right: then its header is, byte for byte, the one we would write.
+    num_segments = expected.num_segments or 1
+    num_bytes = len(payload) if expected.num_bytes is None else expected.num_bytes
+    wanted = _HEADER.pack(
+        MAGIC,
+        HEADER_VERSION,
+        flags_of(expected.component, num_segments),
+        expected.fingerprint,
+        expected.name[:8],
+        expected.component,
+        0,
+        expected.segment,
+        num_segments,
+        num_bytes,
+        digest if expected.digest is None else expected.digest,
+        expected.attempt,
+        _RESERVED,
+    )
+    if stored == wanted:
+        _check("segment", expected.segment < num_segments, True)
+        _check("length", len(payload), num_bytes)
+        _check("digest", digest, expected.digest or digest)
+        return Verified(stored, num_segments, digest, payload)
+    return _find_fault(stored, payload, digest, expected)
+
+
+def _find_fault(stored: bytes, payload: memoryview, digest: bytes, expected: Expected) -> Verified:
+    """Field by field: the first one that is wrong, or a payload in segments read by its first."""
+    header = unpack_header(stored)
     _check("fingerprint", header.fingerprint.hex(), expected.fingerprint.hex())
     _check("name", header.name.hex(), expected.name[:8].hex())
     _check("component", header.component, int(expected.component))
@@ -289,14 +329,13 @@ def verify_segment(value: Buffer, expected: Expected) -> tuple[Header, memoryvie
     if not expected.segment < header.num_segments <= MAX_SEGMENTS:
         raise HeaderError("count", f"segment count is {header.num_segments}")
     _check("flags", header.flags, flags_of(header.component, header.num_segments))
-    payload = memoryview(value)[HEADER_BYTES:]
     _check("length", len(payload), header.num_bytes)
     if expected.num_bytes is not None:
         _check("length", header.num_bytes, expected.num_bytes)
     if expected.digest is not None:
         _check("digest", header.digest.hex(), expected.digest.hex())
-    _check("digest", payload_digest(payload).hex(), header.digest.hex())
-    return header, payload
+    _check("digest", digest.hex(), header.digest.hex())
+    return Verified(stored, header.num_segments, digest, payload)
 
 
 def _check(reason: str, found: object, wanted: object) -> None:

@@ -31,6 +31,7 @@ from kvstore.keys import (
     Expected,
     Header,
     HeaderError,
+    Verified,
     combine_digests,
     data_key,
     first_keys,
@@ -264,13 +265,15 @@ class Payloads:
             again = self._backend.put([writes[idx][1] for idx in vanished])
             for idx, head in zip(vanished, again, strict=True):
                 found[idx] = head
+        written = [
+            len(item.payload) for (_, item), head in zip(writes, found, strict=True) if head is None
+        ]
+        self._counters.add(blocks_written=len(written), bytes_written=sum(written))
         conflict: BlockCorrupt | None = None
         for (sealed, item), head in zip(writes, found, strict=True):
-            if head is None:
-                self._counters.add(blocks_written=1, bytes_written=len(item.payload))
-            elif head == item.header:
+            if head == item.header:
                 self._counters.add(blocks_deduplicated=1)
-            else:
+            elif head is not None:
                 self.quarantine(item.key, head)
                 conflict = conflict or BlockCorrupt(
                     sealed.ref.component.kind,
@@ -372,8 +375,7 @@ class _Reading:
         self._payloads = payloads
         self._requests = requests
         self._allocate = allocate
-        self._segments: list[list[memoryview]] = [[] for _ in requests]
-        self._headers: list[list[Header]] = [[] for _ in requests]
+        self._found: list[list[Verified]] = [[] for _ in requests]
         self._failures: dict[int, KvStoreError] = {}
         self._bad: list[tuple[bytes, bytes]] = []
 
@@ -387,11 +389,14 @@ class _Reading:
         self._get(first)
         self._finish_round()
         for idx in range(len(self._requests)):
-            if self._requests[idx].segments is None and self._headers[idx][0].num_segments > 1:
+            if self._requests[idx].segments is None and self._found[idx][0].num_segments > 1:
                 self._read_rest(idx)
         self._check_digests()
         results = [
-            parts[0] if len(parts) == 1 else memoryview(b"".join(parts)) for parts in self._segments
+            parts[0].payload
+            if len(parts) == 1
+            else memoryview(b"".join([part.payload for part in parts]))
+            for parts in self._found
         ]
         self._payloads._counters.add(blocks_read=len(results), bytes_read=sum(map(len, results)))
         return results
@@ -424,22 +429,21 @@ class _Reading:
             digest=wanted.part.digest if wanted.part else None,
         )
         try:
-            header, payload = verify_segment(value, expected)
+            found = verify_segment(value, expected)
         except HeaderError as error:
             self._failures[idx] = BlockCorrupt(
                 ref.component.kind, ref.index, error.reason, str(error)
             )
             self._bad.append((key, bytes(value[:HEADER_BYTES])))
             return
-        self._headers[idx].append(header)
-        self._segments[idx].append(payload)
+        self._found[idx].append(found)
 
     def _read_rest(self, idx: int) -> None:
         """Segments 1.. of a shared payload, by its index record."""
         ref = self._requests[idx].ref
         parts = self._payloads.index_of(ref)
-        header = self._headers[idx][0]
-        if len(parts) != header.num_segments or parts[0].digest != header.digest:
+        first = self._found[idx][0]
+        if len(parts) != first.num_segments or parts[0].digest != first.digest:
             self._payloads.drop_index(ref)
             raise BlockMissing(
                 ref.component.kind, ref.index, "its index record is missing or differs"
@@ -452,13 +456,12 @@ class _Reading:
 
     def _check_digests(self) -> None:
         for idx, request in enumerate(self._requests):
-            found = combine_digests([header.digest for header in self._headers[idx]])
+            found = combine_digests([part.digest for part in self._found[idx]])
             if request.digest is not None and found != request.digest:
                 ref = request.ref
                 # The value fits its name, yet it is not the one that was handed over.
-                self._bad.append(
-                    (ref.key(self._payloads._fingerprint, 0), self._headers[idx][0].pack())
-                )
+                key = ref.key(self._payloads._fingerprint, 0)
+                self._bad.append((key, self._found[idx][0].header))
                 self._failures[idx] = BlockCorrupt(
                     ref.component.kind, ref.index, "digest", "its digest is not the ticket's"
                 )

@@ -71,7 +71,7 @@ def open_record(
         num_segments=1,
     )
     try:
-        return verify_segment(stored, expected)[1]
+        return verify_segment(stored, expected).payload
     except HeaderError as error:
         raise BlockCorrupt(kind, 0, error.reason, str(error)) from None
 

@@ -158,10 +158,47 @@ def test_each_check_has_its_reason(
 
 def test_a_sound_segment_gives_its_payload_without_a_copy() -> None:
     value = bytearray(make_header().pack() + PAYLOAD)
-    header, payload = verify_segment(value, EXPECTED)
-    assert bytes(payload) == PAYLOAD
-    assert header.num_bytes == len(PAYLOAD)
-    assert payload.obj is value
+    found = verify_segment(value, EXPECTED)
+    assert bytes(found.payload) == PAYLOAD
+    assert (found.header, found.num_segments) == (bytes(value[:HEADER_BYTES]), 1)
+    assert found.digest == payload_digest(PAYLOAD)
+    assert found.payload.obj is value
+
+
+def test_a_value_shorter_or_longer_than_the_ticket_says_is_refused() -> None:
+    """Also when its header repeats what the ticket says."""
+    expected = dataclasses.replace(
+        EXPECTED, num_bytes=len(PAYLOAD), digest=payload_digest(PAYLOAD), num_segments=1
+    )
+    value = make_header().pack() + PAYLOAD
+    assert verify_segment(value, expected).payload == PAYLOAD
+    for changed in (value[:-1], value + b"x", value[:64], value[:64] + bytes(len(PAYLOAD))):
+        with pytest.raises(HeaderError):
+            verify_segment(changed, expected)
+    with pytest.raises(HeaderError) as caught:
+        verify_segment(value, dataclasses.replace(expected, segment=1))
+    assert caught.value.reason == "segment"
+
+
+def test_the_first_of_several_segments_says_how_many_there_are() -> None:
+    value = make_header(num_segments=3, flags=0).pack() + PAYLOAD
+    assert verify_segment(value, EXPECTED).num_segments == 3
+
+
+def test_a_digest_of_zeros_or_a_length_of_zero_is_checked_too() -> None:
+    empty = make_header(num_bytes=0, digest=payload_digest(b"")).pack()
+    expected = dataclasses.replace(EXPECTED, num_bytes=0, digest=payload_digest(b""))
+    assert verify_segment(empty, expected).payload == b""
+    with pytest.raises(HeaderError):
+        verify_segment(empty + b"x", expected)
+    longer = make_header(num_bytes=0, digest=payload_digest(b"x")).pack() + b"x"
+    with pytest.raises(HeaderError):
+        verify_segment(longer, dataclasses.replace(EXPECTED, num_bytes=0))
+    with pytest.raises(HeaderError):
+        verify_segment(
+            make_header(digest=bytes(16)).pack() + PAYLOAD,
+            dataclasses.replace(EXPECTED, digest=bytes(16)),
+        )
 
 
 @given(st.binary(max_size=200))
