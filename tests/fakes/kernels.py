@@ -24,33 +24,28 @@ def kernels_with(**replacements: Callable[..., Any]) -> Kernels:
 
 
 class Recorder:
-    """Keeps arguments and results of every operation a model runs.
+    """Keeps the results of every operation a model runs.
 
     Attributes:
         kernels: Give these to the model.
-        calls: Operation to its calls in order, each (arguments, results) with copied tensors.
+        calls: Operation to its calls in order, each a tuple of copied results.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[str, list[tuple[tuple[Any, ...], tuple[Any, ...]]]] = defaultdict(list)
+        self.calls: dict[str, list[tuple[torch.Tensor, ...]]] = defaultdict(list)
         self.kernels = kernels_with(
             **{name: self._recorded(name, fn) for name, fn in OPERATIONS.items()}
         )
 
     def results(self, operation: str, place: int = 0) -> list[torch.Tensor]:
         """Returns one result of every call of an operation."""
-        return [results[place] for _, results in self.calls[operation]]
+        return [results[place] for results in self.calls[operation]]
 
     def _recorded(self, name: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
-            kept = tuple(_copy(argument) for argument in arguments)
             result = implementation(*arguments)
             results = result if isinstance(result, tuple) else (result,)
-            self.calls[name].append((kept, tuple(_copy(item) for item in results)))
+            self.calls[name].append(tuple(item.clone() for item in results))
             return result
 
         return run
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
