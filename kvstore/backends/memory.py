@@ -169,6 +169,10 @@ class MemoryBackend:
                 for tail in tails:
                     assert tail is not None
                     tail.expires_ms = now_ms + grant.ttl_ms
+            elif lease.deadline_ms <= now_ms:
+                # Nobody came in time; who commits again waits again.
+                lease.owner, lease.state = grant.owner, "committed"
+                lease.deadline_ms = now_ms + grant.lease_ms
             return self._granted(lease, now_ms)
 
     def acquire(self, keys: HandoffKeys, grant: LeaseGrant, fencing_token: int) -> LeaseReply:

@@ -15,7 +15,14 @@ if stored and stored ~= ARGV[1] then
 end
 local lease = redis.call('HMGET', KEYS[2], 'fence', 'deadline_ms')
 if stored and lease[1] then
-  return {'granted', tonumber(lease[1]), math.max(0, tonumber(lease[2]) - now_ms)}
+  local remaining_ms = tonumber(lease[2]) - now_ms
+  if remaining_ms <= 0 then
+    -- Nobody came in time; who commits again waits again.
+    remaining_ms = tonumber(ARGV[3])
+    redis.call('HSET', KEYS[2], 'owner', ARGV[4], 'state', 'committed',
+      'deadline_ms', string.format('%.0f', now_ms + remaining_ms))
+  end
+  return {'granted', tonumber(lease[1]), remaining_ms}
 end
 -- The first token of a lease is the time in microseconds: tokens of a hand-off that was released and
 -- committed again stay above all tokens of its earlier life.

@@ -256,6 +256,16 @@ def test_committing_twice_is_harmless(store: KvStore) -> None:
     read_all(store, PROMPT, first)
 
 
+def test_committing_again_revives_a_lapsed_hand_off(store: KvStore, raw: RawStore) -> None:
+    ticket = PROMPT.hand_over(store)
+    raw.lapse(lease_key(ticket.handoff_id))
+    again = PROMPT.hand_over(store)
+    assert again.fencing_token == ticket.fencing_token
+    assert again.remaining_s == pytest.approx(60, abs=1)
+    assert [record.state for record in store.audit()] == [LeaseState.COMMITTED]
+    read_all(store, PROMPT, ticket)
+
+
 def test_a_released_hand_off_cannot_be_opened(store: KvStore) -> None:
     ticket = PROMPT.hand_over(store)
     read_all(store, PROMPT, ticket)

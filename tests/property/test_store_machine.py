@@ -76,8 +76,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.keep(prompt, CLASS_S["handoff"])
         name = (prompt.request_id, attempt)
         self.tickets[name] = ticket
-        # Committing again leaves a live hand-off as it is.
-        self.deadlines.setdefault(name, self.clock.time + 60)
+        # Committing again leaves a live hand-off as it is, and revives a lapsed one.
+        if self.deadlines.get(name, 0.0) <= self.clock.time:
+            self.deadlines[name] = self.clock.time + 60
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,3 +198,29 @@ def test_threads_share_a_client(store: KvStore) -> None:
     assert errors == []
     assert store.audit() == []
     assert store.statistics().released == 60
+
+
+def test_tcp_with_a_password(raw: RawRedis) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    raw.client.config_set("port", port)
+    raw.client.config_set("requirepass", "secret")
+    try:
+        backend = RedisBackend(parse_url(f"redis://:secret@127.0.0.1:{port}/1"), small_config())
+        store = make_store(backend)
+        with store.open_ticket(PROMPT.hand_over(store), PROMPT.token_ids) as reader:
+            assert [*map(bytes, reader.fetch().blocks)] == PROMPT.payloads
+        store.close()
+        stranger = make_store(
+            RedisBackend(parse_url(f"redis://:wrong@127.0.0.1:{port}"), small_config())
+        )
+        for call in (stranger.ping, lambda: stranger.lookup(PROMPT.hashes)):
+            with pytest.raises(StoreDown) as caught:
+                call()
+            assert f"127.0.0.1:{port}" in str(caught.value)
+            assert "wrong@" not in str(caught.value)
+        stranger.close()
+    finally:
+        raw.client.config_set("requirepass", "")
+        raw.client.config_set("port", 0)
