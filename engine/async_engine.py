@@ -377,7 +377,8 @@ class AsyncEngine:
         self._live[handle.request_id] = handle
         try:
             self._engine.add(request)
-        except EngineError as error:
+        except Exception as error:
+            # Whatever a request brings along, it must not cost the step loop.
             self._publish([RequestFailed(request_id=handle.request_id, error=error)])
 
     def _abort(self, handle: RequestHandle) -> None:

@@ -22,8 +22,7 @@ class KvExport(Protocol):
     def wants_state(self, end_tokens: int) -> bool:
         """Says whether the state after `end_tokens` tokens (whole blocks) is wanted.
 
-        Asked any number of times before the tokens are computed; the answer must not change, since
-        it decides where prefill chunks end.
+        Asked once per block end when the request is queued; the answers decide where chunks end.
         """
         ...
 

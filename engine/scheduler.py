@@ -24,7 +24,7 @@ nothing is written before they were copied out.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -141,15 +141,17 @@ class Scheduler:
         """
         max_kv_tokens = self._max_kv_tokens(request)
         max_pages = self._check_fits(max_kv_tokens)
+        num_stored_tokens = request.image.num_tokens if request.image else 0
+        boundaries = self._boundaries(request, num_stored_tokens)
         reservation = self._reservations.pop(request.reservation_id or "", None)
         arrival_idx = reservation.arrival_idx if reservation else self._take_arrival_idx()
-        num_stored_tokens = request.image.num_tokens if request.image else 0
         sequence = Sequence(
             request,
             arrival_idx=arrival_idx,
             max_kv_tokens=max_kv_tokens,
             max_pages=max_pages,
             num_stored_blocks=num_stored_tokens // self._cache.block_tokens,
+            boundaries=boundaries,
         )
         insort(self._waiting, sequence, key=_arrival)
         return sequence
@@ -302,6 +304,16 @@ class Scheduler:
             )
         return max_pages
 
+    def _boundaries(self, request: EngineRequest, num_stored_tokens: int) -> tuple[int, ...]:
+        """Returns where the export wants a state, ascending, behind what is stored already."""
+        export = request.export
+        if export is None:
+            return ()
+        block_tokens = self._cache.block_tokens
+        first = (num_stored_tokens // block_tokens + 1) * block_tokens
+        ends = range(first, len(request.token_ids) + 1, block_tokens)
+        return tuple(end for end in ends if export.wants_state(end))
+
     def _is_row_of(self, kind: StepKind, sequence: Sequence) -> bool:
         role = self._settings.role
         if role is EngineRole.NORMAL:
@@ -336,18 +348,12 @@ class Scheduler:
         return need + own_growth + self._pages_kept() <= free
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
-        num_tokens = min(sequence.num_missing, budget)
-        export = sequence.request.export
-        if export is None or num_tokens == 0:
-            return num_tokens
-        block_tokens = self._cache.block_tokens
         start = sequence.num_computed
-        first = (start // block_tokens + 1) * block_tokens
-        last = min(start + num_tokens, sequence.num_given)
-        for end in range(first, last + 1, block_tokens):
-            if export.wants_state(end):
-                return end - start
-        return num_tokens
+        end = start + min(sequence.num_missing, budget)
+        next_idx = bisect_right(sequence.boundaries, start)
+        if next_idx < len(sequence.boundaries):
+            end = min(end, sequence.boundaries[next_idx])
+        return end - start
 
     def _make_room(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
         """Grows a sequence for its row; False when it was itself the last to arrive."""

@@ -32,10 +32,12 @@ class Sequence:
         max_kv_tokens: tokens in KV at most during its life.
         max_pages: pages for `max_kv_tokens`.
         num_stored_blocks: blocks that came with the request and need no export.
+        boundaries: ends, ascending, at which a chunk must stop because the state is wanted.
     """
 
     __slots__ = (
         "arrival_idx",
+        "boundaries",
         "image",
         "is_paused",
         "max_kv_tokens",
@@ -58,6 +60,7 @@ class Sequence:
         max_kv_tokens: int,
         max_pages: int,
         num_stored_blocks: int = 0,
+        boundaries: tuple[int, ...] = (),
     ) -> None:
         self.request_id = request.request_id
         self.arrival_idx = arrival_idx
@@ -72,6 +75,7 @@ class Sequence:
         self.request = request if request.image is None else replace(request, image=None)
         self.num_computed = 0 if self.image is None else self.image.num_tokens
         self.num_exported_blocks = num_stored_blocks
+        self.boundaries = boundaries
         self.is_paused = False
         self.status = SequenceStatus.WAITING
 

@@ -64,7 +64,7 @@ class StateMover:
             for block_idx, payload in enumerate(payloads, start=first):
                 export.save_block(block_idx, payload)
             sequence.num_exported_blocks = last
-        if end % block_tokens == 0 and export.wants_state(end):
+        if end in sequence.boundaries:
             export.save_state(end, self._runner.export_state(slot, end))
         if end == sequence.num_given:
             tail = self._runner.export_image(

@@ -12,12 +12,14 @@ import pytest
 
 from engine.async_engine import AsyncEngine, EngineStopped
 from engine.engine import EngineFailed, LLMEngine
+from engine.kv_connector import InMemoryExport
 from engine.parallel.votes import LocalVote
 from engine.request import (
     DuplicateRequest,
     EngineRequest,
     InvalidRequest,
     QueueFull,
+    RequestFailed,
     RequestFinished,
     SamplingParams,
     TokenOut,
@@ -130,6 +132,23 @@ async def test_bad_requests_are_refused_in_the_callers_frame() -> None:
                 with pytest.raises(QueueFull, match="= 2: try later"):
                     serving.submit(request("c"))
             assert isinstance(await anext(handle), TokenOut)
+
+
+async def test_an_export_that_throws_costs_its_own_request_only() -> None:
+    class Broken(InMemoryExport):
+        def wants_state(self, end_tokens: int) -> bool:
+            raise ZeroDivisionError
+
+    engine, _ = make_engine()
+    asked = EngineRequest(request_id="a", token_ids=prompt_of(9), export=Broken(4))
+    async with running(engine) as serving:
+        async with serving.submit(asked) as handle:
+            (event,) = [event async for event in handle]
+        assert isinstance(event, RequestFailed)
+        assert isinstance(event.error, ZeroDivisionError)
+        assert len(await read(serving, request("a", 5, max_tokens=3))) == 3
+        assert serving.is_healthy()
+    assert not engine.has_work()
 
 
 async def test_a_dead_step_loop_fails_every_handle_and_turns_health_red() -> None:
