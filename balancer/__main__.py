@@ -6,7 +6,7 @@ import asyncio
 import sys
 from importlib import metadata
 
-from balancer.config import BalancerSettings
+from balancer.config import FOREIGN_SECTIONS, BalancerSettings
 from balancer.handoffs import open_handoffs
 from balancer.service import serve
 from balancer.text import ModelFilesError
@@ -37,7 +37,10 @@ def _version() -> str:
 def main() -> int:
     """Returns the exit code of the process."""
     settings = load_process(
-        BalancerSettings, prog="python -m balancer", description="Front door of the system."
+        BalancerSettings,
+        prog="python -m balancer",
+        description="Front door of the system.",
+        foreign_sections=FOREIGN_SECTIONS,
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "balancer"})
     try:

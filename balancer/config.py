@@ -11,6 +11,9 @@ from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
 
+FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce")
+"""Sections of prefill and decode that may stand in a shared file or environment."""
+
 
 class ModelSettings(Settings):
     """The model whose text is encoded here; weights are not needed."""

@@ -43,8 +43,11 @@ def run(options: argparse.Namespace) -> int:
         show_json(schemas[options.role] if options.role else schemas)
         return ExitCode.OK
     # One file or environment may serve all roles, so sections of other roles are no mistakes.
-    foreign = {section for role in ROLES for section in settings_class(role).model_fields}
-    loaded = {role: _load(role, cls, options.config, foreign) for role, cls in classes.items()}
+    sections = {section for role in ROLES for section in settings_class(role).model_fields}
+    loaded = {
+        role: _load(role, cls, options.config, sections - set(cls.model_fields))
+        for role, cls in classes.items()
+    }
     if options.json:
         show_json(
             {

@@ -125,9 +125,7 @@ def load_golden(path: Path) -> Golden:
         raise usage(f"{path}: has neither `cases` nor `prompts`; give a golden file")
     quantisers = content.get("kv_quantisers")
     if isinstance(quantisers, list | dict) or quantisers not in _QUANTISERS:
-        raise usage(
-            f"{path}: kv_quantisers is {quantisers!r}; on, off, true or false were expected"
-        )
+        raise usage(f"{path}: kv_quantisers is {quantisers!r}; it should be on or off")
     cases = tuple(_case(path, kind, number, entry) for number, entry in enumerate(content[kind]))
     if not cases:
         raise usage(f"{path}: `{kind}` is empty; there is nothing to verify")

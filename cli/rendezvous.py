@@ -30,9 +30,11 @@ def announced(address: str) -> Iterator[None]:
 
 
 def find() -> str | None:
-    """The address that was left last; None if there is none."""
+    """The address that was left last; None if there is none, or its system was killed."""
     try:
-        return str(json.loads(_path().read_text(encoding="utf-8"))["address"])
+        left = json.loads(_path().read_text(encoding="utf-8"))
+        os.kill(int(left["pid"]), 0)  # raises if there is no such process
+        return str(left["address"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

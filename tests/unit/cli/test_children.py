@@ -1,0 +1,97 @@
+"""Child processes: output to files, ends reported, nothing survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.children import Child
+from cli.errors import CommandError
+
+pytestmark = pytest.mark.medium
+
+
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> Child:
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return Child("part", ["program"], tmp_path)
+
+
+def test_output_goes_to_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = child(tmp_path, monkeypatch, "import sys; print('ready'); sys.stderr.write('log')")
+    assert part.wait(20)
+    assert part.out.read_text() == "ready\n"
+    assert part.log.read_text() == "log"
+    assert part.exit_code == 0
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(2, 2), (3, 3), (1, 4), (0, 4)])
+def test_an_early_end_is_an_error_with_the_log(
+    code: int, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"import sys; sys.stderr.write('the reason\\n'); sys.exit({code})"
+    part = child(tmp_path, monkeypatch, program)
+    assert part.wait(20)
+    with pytest.raises(CommandError, match=f"part ended with exit code {code}") as caught:
+        part.check()
+    assert caught.value.exit_code == exit_code
+    assert "| the reason" in str(caught.value)
+    assert str(part.log) in str(caught.value)
+
+
+def test_a_killed_child_is_told_by_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = child(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
+    part.check()
+    assert not part.wait(0.05)
+    part.kill()
+    part.kill()
+    with pytest.raises(CommandError, match="signal SIGKILL"):
+        part.check()
+    assert "(it wrote nothing)" in part.tail()
+
+
+def test_a_polite_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = child(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
+    part.ask_to_stop()
+    assert part.wait(20)
+    assert part.exit_code == -signal.SIGTERM
+    part.ask_to_stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_a_child_ends_with_its_launcher(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import threading; threading.Event().wait()")
+    launcher = (
+        "import os, pathlib, sys; from cli.children import Child;"
+        f"part = Child('part', ['program'], pathlib.Path({str(tmp_path)!r}));"
+        "print(part.pid, flush=True); sys.stdin.read(); os._exit(9)"
+    )
+    root = Path(__file__).parents[3]
+    paths = [str(tmp_path), str(root), str(root / "proto")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", launcher],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    pid = int(process.stdout.readline())
+    status = Path(f"/proc/{pid}/status")
+    assert status.exists()
+    process.stdin.close()  # the launcher leaves without a word to its child
+    process.wait(20)
+    process.stdout.close()
+    for _ in range(400):
+        # An orphan may stay a zombie where nobody reaps it.
+        if not status.exists() or "State:\tZ" in status.read_text():
+            break
+        with pytest.raises(subprocess.TimeoutExpired):
+            subprocess.run(["sleep", "1"], timeout=0.02, check=False)
+    else:
+        pytest.fail("the child survived its launcher")

@@ -1,0 +1,75 @@
+"""Flags to a system: what there is, and clear refusals of what there is not."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from cli.errors import CommandError
+from cli.topology import Topology, add_system_flags, ranks_of_layout, topology_of
+from runtime.errors import ExitCode
+
+MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
+
+
+def of(*arguments: str) -> Topology:
+    parser = argparse.ArgumentParser()
+    add_system_flags(parser)
+    return topology_of(parser.parse_args(["--model", str(MODEL), *arguments]))
+
+
+def test_defaults() -> None:
+    topology = of()
+    assert (topology.prefill_ranks, topology.decode_ranks) == (1, 2)
+    assert topology.store_url is None
+    assert str(topology) == "tiny-v4, 1 prefill + 2 decode ranks"
+
+
+def test_ranks_and_layouts_say_the_same() -> None:
+    assert of("--prefill-ranks", "2", "--decode-ranks", "4") == of(
+        "--prefill-layout", "dp=2,ep=2", "--decode-layout", "dp=4,ep=4"
+    )
+    assert of("--decode-ranks", "4", "--decode-layout", "ep=4").decode_ranks == 4
+    assert of("--store", "redis://h:1").store_url == "redis://h:1"
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"), [("dp=8", 8), ("ep=3", 3), ("dp=2, ep=2", 2), ("cp=1,dp=2", 2)]
+)
+def test_layouts_of_data_parallel_ranks(layout: str, ranks: int) -> None:
+    assert ranks_of_layout(layout, "--x") == ranks
+
+
+REFUSED = [
+    (["--http", "8000"], "HTTP face is not part of this version"),
+    (["--trace"], "traces are not part"),
+    (["--redundant", "1"], "redundant experts are not part"),
+    (["--draft", "on"], "use --draft off"),
+    (["--prefill-layout", "dp=4,cp=2,ep=8"], "cp=2 is not part of this version"),
+    (["--decode-layout", "dp=8,ep=8,attn_tp=2,path=b"], "path"),
+    (["--decode-layout", "dp=2,ep=8"], "dp and ep must be equal"),
+    (["--decode-layout", "dp"], "dp needs a positive number"),
+    (["--decode-layout", "dp=0"], "dp needs a positive number"),
+    (["--decode-layout", "dp=1,dp=2"], "once"),
+    (["--decode-layout", "tp=2"], "'tp=2' is not one of dp, cp, ep, enp, attn_tp, path"),
+    (["--decode-ranks", "2", "--decode-layout", "dp=4"], "give one of them"),
+    (["--model", "/nowhere"], "there is no config.json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_what_there_is_not_is_refused_with_exit_2(arguments: list[str], message: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        of(*arguments)
+    assert message in str(caught.value)
+    assert caught.value.exit_code is ExitCode.CONFIGURATION
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "x", "257"])
+def test_ranks_are_counts(ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        of("--decode-ranks", ranks)
+    assert caught.value.code == 2
+    assert "number of ranks" in capsys.readouterr().err or ranks == "-1"

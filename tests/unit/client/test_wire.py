@@ -1,0 +1,99 @@
+"""Requests to messages, messages to pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from client import ChatMessage, Sampling, StreamBroken
+from client.wire import Answer, completion_of, make_request
+from disagg.v1 import common_pb2, generation_pb2
+
+
+def make(prompt: Any, **fields: Any) -> generation_pb2.GenerateRequest:
+    defaults = {
+        "request_id": "r",
+        "model": "",
+        "sampling": None,
+        "last_seq": 0,
+        "cache_salt": "",
+        "priority": None,
+    }
+    return make_request(prompt, **{**defaults, **fields})
+
+
+def test_prompts_have_three_forms() -> None:
+    assert make("hi").text == "hi"
+    assert list(make([1, 2]).token_ids.ids) == [1, 2]
+    assert make((1, 2)).WhichOneof("prompt") == "token_ids"
+    assert make([]).WhichOneof("prompt") == "token_ids"
+    [turn] = make([ChatMessage(role="user", content="hi")]).chat.messages
+    assert (turn.role, turn.content) == ("user", "hi")
+    for wrong in ([1, ChatMessage(role="user", content="x")], ["a"], [1.5]):
+        with pytest.raises(TypeError, match="a prompt is"):
+            make(wrong)
+
+
+def test_only_what_is_given_is_sent() -> None:
+    assert not make("x").HasField("priority")
+    assert make("x").sampling == common_pb2.SamplingParams()
+    sampling = Sampling(temperature=0.0, seed=0, max_tokens=0, stop=("a",), stop_token_ids=(3,))
+    sent = make("x", sampling=sampling, priority=0).sampling
+    assert sent.HasField("temperature")
+    assert sent.HasField("seed")
+    assert sent.HasField("max_tokens")
+    assert not sent.HasField("top_p")
+    assert (list(sent.stop), list(sent.stop_token_ids)) == (["a"], [3])
+
+
+def message(seq: int, *ids: int, text: str = "", **fields: Any) -> generation_pb2.GenerateResponse:
+    return generation_pb2.GenerateResponse(
+        request_id="r", attempt=2, seq=seq, token_ids=ids, text=text, **fields
+    )
+
+
+def final() -> dict[str, Any]:
+    return {
+        "final": {
+            "finish_reason": "FINISH_REASON_STOP",
+            "usage": {"prompt_tokens": 4, "completion_tokens": 3, "cached_tokens": 1},
+            "timing": {"total_us": 9, "decode_member": "d0"},
+        }
+    }
+
+
+def test_pieces_make_an_answer() -> None:
+    answer = Answer("r")
+    logprob = common_pb2.PositionLogprobs(
+        logprob=-1.0, top=[common_pb2.TokenLogprob(token_id=5, logprob=-0.5)]
+    )
+    chunks = [
+        answer.take(message(1, 10, text="a", seed=7, logprobs=[logprob])),
+        answer.take(message(3, 11, 12, text="b")),
+    ]
+    with pytest.raises(StreamBroken, match="after token 3 without a last message"):
+        answer.check_end()
+    chunks.append(answer.take(message(3, text="!", **final())))
+    answer.check_end()
+    whole = completion_of(chunks)
+    assert (whole.text, whole.token_ids, whole.seed) == ("ab!", (10, 11, 12), 7)
+    assert (whole.finish_reason, whole.attempts) == ("stop", 2)
+    assert (whole.usage.cached_tokens, whole.timing.total_us) == (1, 9)
+    assert whole.timing.decode_member == "d0"
+    assert whole.logprobs[0].top == ((5, -0.5),)
+
+
+@pytest.mark.parametrize(("seq", "ids"), [(3, (12,)), (1, (10,)), (2, (10, 11))])
+def test_gaps_and_repetitions_break_the_stream(seq: int, ids: tuple[int, ...]) -> None:
+    answer = Answer("r")
+    answer.take(message(1, 10))
+    with pytest.raises(StreamBroken, match="came after token 1") as caught:
+        answer.take(message(seq, *ids))
+    assert caught.value.last_seq == 1
+
+
+def test_a_resumed_answer_goes_on_behind_the_last_token() -> None:
+    answer = Answer("r", last_seq=5)
+    assert answer.take(message(6, 1)).seq == 6
+    assert answer.last_seq == 6
