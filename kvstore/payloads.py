@@ -198,21 +198,13 @@ class Payloads:
                 quarantined, so that writing again succeeds.
             StoreFull, StoreDown: Some may have been written; writing again is harmless.
         """
-        discard_ms = min(ttl_ms, int(self._config.discard_after_s * 1000))
         taken: list[SealedPayload] = []
         writes: list[tuple[SealedPayload, PutItem]] = []
 
         def produce() -> Iterator[PutItem]:
             for sealed in payloads:
                 taken.append(sealed)
-                life_ms = ttl_ms if len(sealed.segments) == 1 else discard_ms
-                for number, segment in enumerate(sealed.segments):
-                    item = PutItem(
-                        key=sealed.ref.key(self._fingerprint, number),
-                        header=sealed.headers[number],
-                        payload=segment,
-                        ttl_ms=life_ms,
-                    )
+                for item in self._items(sealed, ttl_ms):
                     writes.append((sealed, item))
                     yield item
 
@@ -254,6 +246,17 @@ class Payloads:
             BlockCorrupt: The first payload that failed a check; its key was quarantined.
         """
         return _Reading(self, requests, allocate).run()
+
+    def _items(self, sealed: SealedPayload, ttl_ms: int) -> Iterator[PutItem]:
+        """What to write for a payload. Segments without an index yet are uncommitted."""
+        discard_ms = min(ttl_ms, int(self._config.discard_after_s * 1000))
+        for number, segment in enumerate(sealed.segments):
+            yield PutItem(
+                key=sealed.ref.key(self._fingerprint, number),
+                header=sealed.headers[number],
+                payload=segment,
+                ttl_ms=ttl_ms if len(sealed.segments) == 1 else discard_ms,
+            )
 
     def _judge(
         self, writes: Sequence[tuple[SealedPayload, PutItem]], found: list[bytes | None]
@@ -308,9 +311,10 @@ class Payloads:
             if self._backend.put_index(key, keys, stored, record, ttl_ms):
                 self._remember(ref, len(keys))
                 return
-            if not all(self._backend.lookup(keys)):
-                break
-        raise BlockMissing(ref.component.kind, ref.index, "a segment was evicted before its index")
+            # The record changed meanwhile; or segments went, evicted or by a reader that found
+            # them without their record. Those that are there are kept.
+            self._backend.put(self._items(sealed, ttl_ms))
+        raise BlockMissing(ref.component.kind, ref.index, "its segments vanish before its index")
 
     def fetch_raw(self, key: bytes) -> bytes:
         """A value as stored, unverified; empty if there is none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvstore.backends.memory import MemoryBackend
@@ -71,6 +73,25 @@ def test_segments_without_an_index_die_soon(payloads: Payloads, raw: RawMemory) 
         payloads.write([sealed], 600_000)
     lives = {value.expires_ms - 1_000_000 for value in raw._memory._values.values()}
     assert lives == {30_000}
+
+
+def test_a_reader_between_segments_and_index_does_not_fail_the_writer(
+    payloads: Payloads, raw: RawMemory
+) -> None:
+    payload = make_bytes("x", 300)
+    put_index, interruptions = raw._memory.put_index, [1, 1]
+
+    def interrupted(*arguments: Any) -> bool:
+        if interruptions:
+            interruptions.pop()
+            with pytest.raises(BlockMissing):
+                payloads.read([ReadRequest(ref=REF)])
+        return put_index(*arguments)
+
+    raw._memory.put_index = interrupted  # type: ignore[method-assign]
+    payloads.write([payloads.seal(REF, payload)], 60_000)
+    assert not interruptions
+    assert payloads.read([ReadRequest(ref=REF)]) == [payload]
 
 
 def test_a_broken_index_is_replaced_by_the_next_writer(payloads: Payloads, raw: RawMemory) -> None:
