@@ -23,7 +23,7 @@ class HyperConnection:
         self._projection = weights.tensor(f"{prefix}_fn", (rows, n * d)).t().contiguous()
         self._base = weights.tensor(f"{prefix}_base", (rows,))
         scale = weights.tensor(f"{prefix}_scale", (3,))
-        self._scale = scale.repeat_interleave(torch.tensor([n, n, n * n]))
+        self._scale = scale.repeat_interleave(torch.tensor([n, n, n * n]), output_size=rows)
 
     def collapse(
         self, streams: torch.Tensor
