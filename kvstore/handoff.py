@@ -262,7 +262,7 @@ class Handoffs:
 
     def _keys(self, body: TicketBody) -> HandoffKeys:
         return handoff_keys(
-            self._fingerprint,
+            body.fingerprint,
             body.handoff_id,
             [len(body.tail_segments(component)) for component in TAIL_COMPONENTS],
         )

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
+from kvstore import KvStore
 from kvstore.backends.base import PutItem
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import BlockCorrupt, BlockMissing, StaleAttempt, StoreFull
 from kvstore.keys import body_key
-from tests.fakes.stores import ManualClock, Prompt, RawMemory, make_store
+from tests.fakes.stores import ManualClock, Prompt, RawMemory, make_store, small_config
 
 PROMPT = Prompt("r", tuple(range(14)))
 
@@ -95,3 +96,13 @@ def test_the_ticket_carries_what_decode_needs() -> None:
     assert len(ticket.body_digest) == 32
     assert len(ticket.tail_digest) == 16
     assert ticket.tail_key.endswith("{" + ticket.handoff_id + "}")
+
+
+def test_a_client_of_another_layout_aborts_the_whole_hand_off() -> None:
+    clock = ManualClock()
+    backend = MemoryBackend(clock)
+    writer = make_store(backend, clock)
+    ticket = Prompt("r-1", tuple(range(10))).hand_over(writer)
+    other = KvStore(backend, small_config(), fingerprint=bytes(8), clock=clock)
+    assert other.abort(ticket.handoff_id)
+    assert writer.audit() == [], "the tail goes with the body, whatever layout it has"
