@@ -10,11 +10,20 @@ from balancer.config import FOREIGN_SECTIONS, BalancerSettings
 from balancer.handoffs import open_handoffs
 from balancer.service import serve
 from balancer.text import ModelFilesError
+from kvstore.errors import StoreUrlError
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import configure_logging
 from runtime.serve import ListenError, StopSignals
 from runtime.settings import load_process
+from runtime.startup import exits
+
+_PROG = "python -m balancer"
+_STARTUP_ERRORS: dict[type[Exception], ExitCode] = {
+    ModelFilesError: ExitCode.CONFIGURATION,
+    ListenError: ExitCode.CONFIGURATION,
+    StoreUrlError: ExitCode.CONFIGURATION,
+}
 
 
 async def _run(settings: BalancerSettings) -> None:
@@ -38,16 +47,13 @@ def main() -> int:
     """Returns the exit code of the process."""
     settings = load_process(
         BalancerSettings,
-        prog="python -m balancer",
+        prog=_PROG,
         description="Front door of the system.",
         foreign_sections=FOREIGN_SECTIONS,
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "balancer"})
-    try:
+    with exits(_PROG, _STARTUP_ERRORS):
         asyncio.run(_run(settings))
-    except (ModelFilesError, ListenError) as error:
-        sys.stderr.write(f"python -m balancer: {error}\n")
-        return ExitCode.CONFIGURATION
     return ExitCode.OK
 
 

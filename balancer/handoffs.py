@@ -15,6 +15,7 @@ from typing import Protocol
 from balancer.config import StoreSettings
 from balancer.peers import Ticket
 from kvstore import KvStoreConfig, open_store
+from kvstore.config import parse_url
 from kvstore.errors import KvStoreError
 from runtime.clock import Clock
 from runtime.logging import get_logger
@@ -26,7 +27,12 @@ _NO_LAYOUT = bytes(8)  # pings do not depend on the layout
 
 
 def open_handoffs(settings: StoreSettings, clock: Clock) -> StoreHandoffs:
-    """The shared store of the settings; nothing is connected yet."""
+    """The shared store of the settings; nothing is connected yet.
+
+    Raises:
+        StoreUrlError: The URL names no known kind of store.
+    """
+    parse_url(settings.url)
     config = KvStoreConfig(block_tokens=1, owner="balancer")  # neither matters for what is used
     return StoreHandoffs(
         lambda fingerprint: open_store(

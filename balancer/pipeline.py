@@ -153,7 +153,8 @@ class Pipeline:
                         timing.prefix_load_us = event.load_us
                         timing.prefix_bytes += event.num_bytes
                         if journey.attempt == 1:
-                            journey.cached_tokens = event.cached_tokens
+                            prompt_tokens = len(journey.request.token_ids)
+                            journey.cached_tokens = min(event.cached_tokens, prompt_tokens)
                     case FirstToken():
                         timing.prefill_queue_us = event.queue_us
                         timing.prefill_us = event.compute_us

@@ -150,9 +150,11 @@ async def serve(
         ModelFilesError: The model directory cannot be used.
         ListenError: The address cannot be listened on.
     """
-    async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
-        balancer = assemble(settings, clock=clock, store=store, cleanups=cleanups)
-        try:
+    peers = GrpcPeers()
+    try:
+        # Clean-up work calls peers, so it ends before they are closed.
+        async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
+            balancer = assemble(settings, clock=clock, store=store, peers=peers, cleanups=cleanups)
             balancer.register(version)
             address = await balancer.host.start()
             _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
@@ -160,12 +162,17 @@ async def serve(
             ready_to.write(json.dumps(line) + "\n")
             ready_to.flush()
             await run_member(balancer.host, stop=stop, examine=balancer.examine)
-        finally:
-            await balancer.peers.close()
+    finally:
+        await peers.close()
 
 
 def assemble(
-    settings: BalancerSettings, *, clock: Clock, store: SharedStore, cleanups: CleanUps
+    settings: BalancerSettings,
+    *,
+    clock: Clock,
+    store: SharedStore,
+    peers: GrpcPeers,
+    cleanups: CleanUps,
 ) -> Balancer:
     """The parts of a balancer.
 
@@ -194,7 +201,7 @@ def assemble(
     admission = Admission(
         max_running=settings.admission.max_running, max_waiting=settings.admission.max_waiting
     )
-    running, peers, limits = RunningRequests(clock), GrpcPeers(), _limits(settings.limits)
+    running, limits = RunningRequests(clock), _limits(settings.limits)
     placer = Placer(
         members=members,
         policy=make_policy(settings.routing.policy),

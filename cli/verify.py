@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from client import AsyncClient
 
 
+_GRACE_S = 10.0
+
+
 def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
     """Adds the subcommand."""
     parser = commands.add_parser(
@@ -160,7 +163,8 @@ async def _replay(
         return comparison
 
     async with AsyncClient(address, timeout_s=timeout_s) as client:
-        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+        # The deadlines of the calls come first and name the prompts; this one is a safety net.
+        async with asyncio.timeout(timeout_s + _GRACE_S), asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(client, *item)) for item in enumerate(cases)]
         return tuple(task.result() for task in tasks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import grpc.aio
 
 from balancer.cleanup import CleanUps
 from balancer.config import BalancerSettings
-from balancer.peers import Ticket
+from balancer.peers import GrpcPeers, Ticket
 from balancer.service import Balancer, assemble
 from disagg.v1 import generation_pb2, generation_pb2_grpc
 from runtime.clock import SystemClock
@@ -113,31 +113,30 @@ async def front_door(
     store = FakeStore()
     members = [prefill_member(f"p{i}") for i in range(prefills)]
     members += [decode_member(f"d{i}") for i in range(decodes)]
-    async with CleanUps(limit_s=1.0) as cleanups:
-        balancer = assemble(tree, clock=SystemClock(), store=store, cleanups=cleanups)
+    peers = GrpcPeers()
+    async with AsyncExitStack() as stack:
+        for member in members:
+            stack.push_async_callback(member.stop)
+        stack.push_async_callback(peers.close)
+        cleanups = await stack.enter_async_context(CleanUps(limit_s=1.0))
+        balancer = assemble(tree, clock=SystemClock(), store=store, peers=peers, cleanups=cleanups)
+        stack.push_async_callback(balancer.host.stop, 0)
         balancer.register("test")
         address = await balancer.host.start()
-        channel = grpc.aio.insecure_channel(address)
-        try:
-            for member in members:
-                await member.start()
-                if announce:
-                    await member.announce(channel)
-            yield FrontDoor(
-                balancer=balancer,
-                channel=channel,
-                stub=generation_pb2_grpc.GenerationServiceStub(channel),
-                prefills=members[:prefills],
-                decodes=members[prefills:],
-                store=store,
-                cleanups=cleanups,
-            )
-        finally:
-            await channel.close()
-            await balancer.host.stop(0)
-            await balancer.peers.close()
-            for member in members:
-                await member.stop()
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        for member in members:
+            await member.start()
+            if announce:
+                await member.announce(channel)
+        yield FrontDoor(
+            balancer=balancer,
+            channel=channel,
+            stub=generation_pb2_grpc.GenerationServiceStub(channel),
+            prefills=members[:prefills],
+            decodes=members[prefills:],
+            store=store,
+            cleanups=cleanups,
+        )
 
 
 def tokens_of(messages: Any) -> list[int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from balancer.config import StoreSettings
 from balancer.handoffs import StoreHandoffs, open_handoffs
 from balancer.peers import Ticket
-from kvstore.errors import StoreDown
+from kvstore.errors import StoreDown, StoreUrlError
 from runtime.clock import SystemClock
 
 TICKET = Ticket(handoff_id="a" * 32, fingerprint=b"layout-1", wire=b"")
@@ -83,6 +85,11 @@ async def test_a_store_that_hangs_is_unreachable() -> None:
     assert opener.stores[0].pings == 2  # the hung one is not repeated
     opener.stores[0].hang.set()
     handoffs.close()
+
+
+def test_a_bad_url_is_refused_at_once() -> None:
+    with pytest.raises(StoreUrlError, match="gopher"):
+        open_handoffs(StoreSettings(url="gopher://x"), SystemClock())
 
 
 async def test_the_store_of_the_settings_is_opened_late() -> None:

@@ -1,0 +1,66 @@
+"""`disagg up`: table, JSON, and the two ways it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from cli import rendezvous, up
+from cli.errors import CommandError
+from cli.main import main
+from runtime.errors import ExitCode
+from tests.fakes.systems import FakeSystem, install
+
+MODEL = str(Path(__file__).parents[3] / "models" / "tiny-v4")
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSystem:
+    monkeypatch.setattr(rendezvous, "_path", lambda: tmp_path / "x" / "up.json")
+    monkeypatch.setattr(up, "_LOOK_S", 0.01)
+    return install(monkeypatch, FakeSystem())
+
+
+def interrupt(number: int) -> None:
+    """Sends this process a signal as soon as the command waits."""
+    threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_shows_the_system_and_stops_when_asked(
+    number: int, system: FakeSystem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt(number)
+    assert main(["up", "--model", MODEL, "--decode-ranks", "4"]) == 0
+    captured = capsys.readouterr()
+    assert "  decode  d0      h:2        ready   22" in captured.out.splitlines()
+    assert "--address 127.0.0.1:1" in captured.out
+    assert "/run/logs" in captured.out
+    assert captured.err.endswith("draining\nstopped\n")
+    assert system.topologies[0].decode_ranks == 4
+    assert system.is_stopped
+    assert rendezvous.find() is None
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_json_is_one_object(system: FakeSystem, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupt(signal.SIGINT)
+    assert main(["up", "--model", MODEL, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["address"] == "127.0.0.1:1"
+    assert [row["role"] for row in value["processes"]] == ["store", "decode"]
+
+
+def test_a_part_that_ends_ends_the_command(
+    system: FakeSystem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system.error = CommandError("decode ended with signal SIGKILL", ExitCode.INTERNAL)
+    assert main(["up", "--model", MODEL]) == 4
+    assert "disagg up: decode ended" in capsys.readouterr().err
+    assert system.is_stopped
