@@ -23,6 +23,7 @@ from engine.async_engine import AsyncEngine
 from engine.build import BuiltEngine, build_engine, kv_layout
 from engine.config import EngineRole, EngineSettings
 from engine.handoff import KvLayout
+from engine.model.weights import load_weights
 from engine.parallel.worker import RankContext, run_group
 from kvstore.config import KvStoreConfig
 from kvstore.errors import KvStoreError
@@ -64,6 +65,7 @@ def preflight(settings: DecodeSettings) -> None:
         block_tokens=settings.engine.block_tokens,
         kv_quantisers=settings.model.kv_quantisers,
     )
+    load_weights(settings.model.path, layout.config)
     with closing(_open_store(settings, layout, "preflight", 0, SystemClock())) as store:
         store.ping()
 

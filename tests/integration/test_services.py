@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from safetensors.torch import load_file, save_file
 
 from disagg import wire
 from disagg.v1 import (
@@ -327,15 +328,21 @@ async def _drain_while_running(
     await wait_at_rest(system)
 
 
-def test_a_checkpoint_that_is_cut_short_ends_the_group_with_one_clear_line(
+def test_a_model_that_lacks_a_tensor_ends_the_group_and_says_so(
     system: System, tmp_path: Path
 ) -> None:
-    for name in ("config.json", "model.safetensors"):
-        data = (MODEL / name).read_bytes()
-        (tmp_path / name).write_bytes(data if name == "config.json" else data[: len(data) // 2])
+    """Only a rank sees it, when it loads; the line names file and tensor."""
+    tensors = load_file(MODEL / "model.safetensors")
+    name = sorted(tensors)[-1]
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((MODEL / "config.json").read_bytes())
     with service("prefill_service", "--store", system.store_url, "--model", str(tmp_path)) as group:
         code = group.wait_ended(BOUND_S)
         said = [line for line in group.lines if not line.startswith("{")]
+        failures = [line for line in group.lines if "stopping the group" in line]
     assert code != 0
     assert len(said) == 1, said
-    assert "model.safetensors" in said[0]
+    assert "is missing; the checkpoint is incomplete" in said[0]
+    assert len(failures) == 1
+    assert "rank 0 exited with 2" in failures[0]

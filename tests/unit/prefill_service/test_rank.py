@@ -58,6 +58,16 @@ def test_a_config_that_is_not_servable(capsys: pytest.CaptureFixture[str], tmp_p
     assert "hidden_size" in only_line(capsys)
 
 
+def test_a_checkpoint_that_is_cut_short(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        data = (MODEL / name).read_bytes()
+        (tmp_path / name).write_bytes(data if name == "config.json" else data[: len(data) // 2])
+    with pytest.raises(SystemExit) as caught:
+        rank.main(["--model", str(tmp_path), "--store", "memory://"])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "model.safetensors is not a complete safetensors file" in only_line(capsys)
+
+
 def test_a_block_size_the_model_cannot_have(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         rank.main(["--model", str(MODEL), "--store", "memory://", "--engine-block-tokens", "33"])
