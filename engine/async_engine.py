@@ -28,12 +28,14 @@ from typing import Self, TypeVar
 from engine.engine import EngineFailed, LLMEngine
 from engine.plan import StepKind
 from engine.request import (
+    ChunkDone,
     DuplicateRequest,
     EngineError,
     EngineEvent,
     EngineRequest,
     QueueFull,
     RequestFailed,
+    TokenOut,
     is_final,
 )
 from engine.statistics import EngineStatistics
@@ -72,6 +74,12 @@ class RequestHandle:
         self._is_paused = False
         self._is_final = False
         self._error: EngineError | None = None
+        self._started_at: float | None = None
+
+    @property
+    def started_at(self) -> float | None:
+        """When the step began that first computed for it, on the engine's clock; None before."""
+        return self._started_at
 
     async def __aenter__(self) -> Self:
         """Nothing to do: the request was posted by `submit`."""
@@ -183,6 +191,7 @@ class AsyncEngine:
         self._last_progress = clock()
         self._snapshot = engine.statistics()
         self._snapshot_at = self._last_progress
+        self._turn_began = self._last_progress
         # Event loop thread: handles not yet over. Engine thread: to whom events go.
         self._open: dict[str, RequestHandle] = {}
         self._live: dict[str, RequestHandle] = {}
@@ -357,7 +366,7 @@ class AsyncEngine:
             self._call_loop(self._fail_all, failure)
 
     def _turn(self) -> None:
-        now = self._clock()
+        now = self._turn_began = self._clock()
         while self._commands:
             self._commands.popleft()()
             # Reported before the next command, which may use the same request id again.
@@ -393,6 +402,8 @@ class AsyncEngine:
         batch = []
         for event in events:
             handle = self._live[event.request_id]
+            if handle._started_at is None and isinstance(event, ChunkDone | TokenOut):
+                handle._started_at = self._turn_began
             batch.append((handle, event))
             if is_final(event):
                 del self._live[event.request_id]

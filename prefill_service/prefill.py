@@ -232,7 +232,6 @@ class PrefillPath:
             policy=self._policy,
             executor=self._executor,
             grant=grant,
-            clock=self._clock,
             metrics=self._metrics,
         )
 
@@ -254,7 +253,7 @@ class PrefillPath:
                     await emit(event)
                 elif isinstance(event, TokenOut):
                     now = self._clock.now()
-                    started = publication.started_at or submitted
+                    started = submitted if handle.started_at is None else handle.started_at
                     await emit(
                         FirstToken(
                             token=event, queue_s=started - submitted, compute_s=now - started

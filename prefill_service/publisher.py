@@ -28,7 +28,6 @@ from kvstore.errors import BlockCorrupt
 from kvstore.store import KvStore
 from kvstore.ticket import HandoffDraft, Ticket
 from runtime.budget import Grant
-from runtime.clock import Clock
 from runtime.metrics import Metrics
 from runtime.offload import offload
 
@@ -101,7 +100,6 @@ class Publication:
         policy: BoundaryPolicy,
         executor: Executor,
         grant: Grant,
-        clock: Clock,
         metrics: Metrics,
     ) -> None:
         self._plan = plan
@@ -109,9 +107,7 @@ class Publication:
         self._policy = policy
         self._executor = executor
         self._grant = grant
-        self._clock = clock
         self._metrics = metrics
-        self._started_at: float | None = None
         self._lock = threading.Lock()
         self._digests: dict[int, bytes] = dict(enumerate(plan.stored_digests))
         self._writes: list[Future[None]] = []
@@ -126,15 +122,8 @@ class Publication:
         """Bytes of payload written to the store so far."""
         return self._published_bytes
 
-    @property
-    def started_at(self) -> float | None:
-        """When the engine first planned a chunk that fills a block; None before that."""
-        return self._started_at
-
     def wants_state(self, end_tokens: int) -> bool:
         """Says whether boundary state behind `end_tokens` tokens is stored; engine thread."""
-        if self._started_at is None:
-            self._started_at = self._clock.now()
         block_tokens = self._plan.block_tokens
         if end_tokens % block_tokens:
             return False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 
 import pytest
 
+from engine.plan import StepPlan, StepResult
 from engine.request import ChunkDone, PoolFull, PromptTooLong, SamplingError
 from engine.request import InvalidRequest as EngineInvalidRequest
 from kvstore.errors import StaleAttempt, StoreDown, StoreFull
@@ -318,3 +320,31 @@ async def test_a_caller_cancelled_in_line_for_bytes_or_in_the_engines_queue_leav
             lambda event: isinstance(event, Admitted),
         )
         await rig.assert_at_rest()
+
+
+async def test_waiting_for_the_engine_and_computing_are_told_apart() -> None:
+    async with running_rig(prefill={"max_num_seqs": 1}) as rig:
+        gate = threading.Event()
+        run, first_steps = rig.prefill_runner.run, []
+
+        def slow(plan: StepPlan) -> StepResult:
+            if not first_steps:
+                first_steps.append(plan)
+                assert gate.wait(5.0)
+            return run(plan)
+
+        rig.prefill_runner.run = slow  # type: ignore[method-assign]
+        ahead = asyncio.create_task(run_prefill(rig, prompt(tokens(9), request_id="r-0")))
+        await until(lambda: bool(first_steps))
+        behind = asyncio.create_task(run_prefill(rig, prompt(tokens(9))))
+        await until(lambda: len(rig.prefill_engine._open) == 2)
+        await asyncio.sleep(0.05)  # the time that has to show up as waiting
+        gate.set()
+        for task, waited in ((ahead, False), (behind, True)):
+            events = await task
+            (first,) = [event for event in events if isinstance(event, FirstToken)]
+            assert (first.queue_s >= 0.05) is waited
+            assert (first.compute_s >= 0.05) is not waited
+            _, ticket = outcome(events)
+            assert ticket is not None
+            rig.store.abort(ticket.handoff_id)

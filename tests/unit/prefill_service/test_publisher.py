@@ -63,7 +63,6 @@ class Desk:
             policy=BoundaryPolicy(every_blocks=every_blocks),
             executor=self.executor,
             grant=await self.budget.take(amount),
-            clock=ManualClock(),
             metrics=self.metrics,
         )
 
