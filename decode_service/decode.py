@@ -95,6 +95,7 @@ class DecodeStatistics:
 
     running: int
     open_credits: int
+    leases: int
     bytes_in_flight: int
     waiting_for_bytes: int
 
@@ -139,6 +140,13 @@ class DecodePath:
                 f"{self._fingerprint.hex()}; both need the same model, revision, block size and KV "
                 "quantisers",
                 reason=Reason.KV_LAYOUT_DIFFERS,
+            )
+        capacity = self._engine.statistics().kv_capacity_tokens
+        if num_tokens > capacity:
+            raise InvalidRequest(
+                f"num_tokens is {num_tokens}, but a rank here holds {capacity} tokens of KV in "
+                "all: lower max_tokens or shorten the prompt",
+                reason=Reason.PROMPT_TOO_LONG,
             )
         await self.expire_credits()
         credit = self._credits.open(request_id, self._clock.now())
@@ -214,6 +222,7 @@ class DecodePath:
         return DecodeStatistics(
             running=len(self._fence),
             open_credits=len(self._credits),
+            leases=self._fetcher.leases,
             bytes_in_flight=budget.held,
             waiting_for_bytes=budget.num_waiting,
         )

@@ -8,8 +8,10 @@ Bytes are bounded: a fetch takes the size of its state from a budget first and w
 they are not free; whoever receives the state gives them back once the engine has it.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.handoff import KvLayout, SequenceImage
@@ -53,6 +55,13 @@ class Fetcher:
         self._executor = executor
         self._clock = clock
         self._metrics = metrics
+        self._held = 0
+        self._lock = threading.Lock()
+
+    @property
+    def leases(self) -> int:
+        """Leases held now."""
+        return self._held
 
     def size_of(self, num_tokens: int) -> int:
         """Bytes of the state of `num_tokens` tokens."""
@@ -78,7 +87,7 @@ class Fetcher:
         began = self._clock.now()
 
         def read() -> Fetched:
-            with self._store.open_ticket(ticket, token_ids, salt) as reader:
+            with self._store.open_ticket(ticket, token_ids, salt) as reader, self._holding():
                 state = reader.fetch()
             image = SequenceImage(
                 num_tokens=state.num_tokens,
@@ -101,3 +110,13 @@ class Fetcher:
         self._metrics.observe("disagg_handoff_duration_seconds", fetched.fetch_s)
         self._metrics.observe("disagg_handoff_bytes", fetched.num_bytes)
         return fetched
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        with self._lock:
+            self._held += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held -= 1

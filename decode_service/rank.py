@@ -120,7 +120,9 @@ async def _serve(context: RankContext, settings: DecodeSettings, built: BuiltEng
     clock, metrics, layout = SystemClock(), Metrics(), built.layout
     member_id = f"{ROLE}-{context.group_name}-r{context.rank}-{uuid.uuid4().hex[:8]}"
     with (
-        ThreadPoolExecutor(settings.fetch.readers, "store") as executor,
+        ThreadPoolExecutor(settings.fetch.readers, "read") as executor,
+        # Of its own: a rank is not unready because its other threads are busy.
+        ThreadPoolExecutor(1, "ping") as pinger,
         closing(_open_store(settings, layout, member_id, context.rank, clock)) as store,
     ):
         engine = AsyncEngine(built.engine, clock=clock.now)
@@ -185,7 +187,7 @@ async def _serve(context: RankContext, settings: DecodeSettings, built: BuiltEng
             for balancer in settings.announce.balancers:
                 channel = open_channel(balancer)
                 stack.push_async_callback(channel.close)
-                beat = beat_over(channel, announcement, on_drain=stop.drain.set)
+                beat = beat_over(channel, announcement, on_drain=host.begin_drain)
                 heartbeats.append(Heartbeat(balancer, beat, clock=clock, uniform=system_random()))
             return heartbeats
 
@@ -200,7 +202,7 @@ async def _serve(context: RankContext, settings: DecodeSettings, built: BuiltEng
                 errors=error_map(),
                 metrics=metrics,
                 clock=clock,
-                executor=executor,
+                executor=pinger,
                 step_loop=engine,
                 dependency="store",
                 ping=store.ping,

@@ -60,7 +60,8 @@ class PublishSettings(Settings):
     state_every_blocks: int = setting(
         8, help="blocks between two boundary states, beside each prompt's last; 0: none", ge=0
     )
-    writers: int = setting(2, help="threads that talk to the store", ge=1)
+    writers: int = setting(2, help="threads that write blocks", ge=1)
+    readers: int = setting(2, help="threads that look up, load and commit", ge=1)
     max_bytes_in_flight: int = setting(
         512 << 20, help="host bytes of KV of all prompts between engine and store", gt=0
     )

@@ -103,12 +103,19 @@ class PrefillStatistics:
     """What a path holds at one moment; all zero at rest."""
 
     running: int
+    leases: int
     bytes_in_flight: int
     waiting_for_bytes: int
 
 
 class PrefillPath:
-    """The path of all prompts of one rank."""
+    """The path of all prompts of one rank.
+
+    Args:
+        executor: Threads for what a prompt waits for: look-ups, loads, commits.
+        writers: Threads for blocks and states; apart, so that no prompt waits behind the blocks of
+            another.
+    """
 
     def __init__(
         self,
@@ -119,6 +126,7 @@ class PrefillPath:
         policy: BoundaryPolicy,
         budget: Budget,
         executor: Executor,
+        writers: Executor,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -128,9 +136,11 @@ class PrefillPath:
         self._policy = policy
         self._budget = budget
         self._executor = executor
+        self._writers = writers
         self._clock = clock
         self._metrics = metrics
         self._fence = AttemptFence()
+        self._unclaimed = 0  # committed hand-offs whose ticket is not yet with the caller
         self._prefixes = PrefixLoader(store, block_tokens=layout.block_tokens, metrics=metrics)
 
     async def run(self, request: PromptRequest, emit: Emit) -> None:
@@ -186,6 +196,7 @@ class PrefillPath:
         budget = self._budget.statistics()
         return PrefillStatistics(
             running=len(self._fence),
+            leases=self._unclaimed,
             bytes_in_flight=budget.held,
             waiting_for_bytes=budget.num_waiting,
         )
@@ -230,6 +241,7 @@ class PrefillPath:
             plan,
             store=self._store,
             policy=self._policy,
+            writers=self._writers,
             executor=self._executor,
             grant=grant,
             metrics=self._metrics,
@@ -278,12 +290,15 @@ class PrefillPath:
         ticket = await publication.commit(
             first_token=first.token_id, traceparent=request.traceparent
         )
+        self._unclaimed += 1
         try:
             await self._hand_out(ticket, publication, began, emit)
         except BaseException:
             # The ticket reached nobody, so nobody else can release what it holds.
             await clean_up(self._executor, lambda: self._store.abort(ticket.handoff_id))
             raise
+        finally:
+            self._unclaimed -= 1
 
     async def _hand_out(
         self, ticket: Ticket | None, publication: Publication, began: float, emit: Emit

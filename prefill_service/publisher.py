@@ -99,6 +99,7 @@ class Publication:
         store: KvStore,
         policy: BoundaryPolicy,
         executor: Executor,
+        writers: Executor,
         grant: Grant,
         metrics: Metrics,
     ) -> None:
@@ -106,6 +107,7 @@ class Publication:
         self._store = store
         self._policy = policy
         self._executor = executor
+        self._writers = writers
         self._grant = grant
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -242,7 +244,7 @@ class Publication:
         with self._lock:
             if self._is_closed:
                 return
-            self._writes.append(self._executor.submit(run))
+            self._writes.append(self._writers.submit(run))
 
     def _draft(self, first_token: int, traceparent: str) -> HandoffDraft:
         plan = self._plan

@@ -121,7 +121,10 @@ async def _serve(context: RankContext, settings: PrefillSettings, built: BuiltEn
     clock, metrics, layout = SystemClock(), Metrics(), built.layout
     member_id = f"{ROLE}-{context.group_name}-r{context.rank}-{uuid.uuid4().hex[:8]}"
     with (
-        ThreadPoolExecutor(settings.publish.writers, "store") as executor,
+        ThreadPoolExecutor(settings.publish.writers, "write") as writers,
+        ThreadPoolExecutor(settings.publish.readers, "read") as executor,
+        # Of its own: a rank is not unready because its other threads are busy.
+        ThreadPoolExecutor(1, "ping") as pinger,
         closing(_open_store(settings, layout, member_id, context.rank, clock)) as store,
     ):
         engine = AsyncEngine(built.engine, clock=clock.now)
@@ -136,6 +139,7 @@ async def _serve(context: RankContext, settings: PrefillSettings, built: BuiltEn
                 max_waiting=settings.publish.max_waiting,
             ),
             executor=executor,
+            writers=writers,
             clock=clock,
             metrics=metrics,
         )
@@ -182,7 +186,7 @@ async def _serve(context: RankContext, settings: PrefillSettings, built: BuiltEn
             for balancer in settings.announce.balancers:
                 channel = open_channel(balancer)
                 stack.push_async_callback(channel.close)
-                beat = beat_over(channel, announcement, on_drain=stop.drain.set)
+                beat = beat_over(channel, announcement, on_drain=host.begin_drain)
                 heartbeats.append(Heartbeat(balancer, beat, clock=clock, uniform=system_random()))
             return heartbeats
 
@@ -197,7 +201,7 @@ async def _serve(context: RankContext, settings: PrefillSettings, built: BuiltEn
                 errors=error_map(),
                 metrics=metrics,
                 clock=clock,
-                executor=executor,
+                executor=pinger,
                 step_loop=engine,
                 dependency="store",
                 ping=store.ping,

@@ -16,7 +16,7 @@ def beat_over(
     channel: grpc.aio.Channel,
     member: Callable[[], membership_pb2.Member],
     *,
-    on_drain: Callable[[], None],
+    on_drain: Callable[[], Awaitable[None]],
     timeout_s: float = TIMEOUT_S,
 ) -> Callable[[], Awaitable[float]]:
     """Returns a callable that sends one announcement and returns how soon the next is wanted.
@@ -34,7 +34,7 @@ def beat_over(
             membership_pb2.HeartbeatRequest(member=member()), timeout=timeout_s
         )
         if response.drain:
-            on_drain()
+            await on_drain()
         return wire.seconds(response.interval)
 
     return beat

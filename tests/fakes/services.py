@@ -253,6 +253,7 @@ async def running_rig(
                 policy=BoundaryPolicy(every_blocks=state_every_blocks),
                 budget=prefill_budget,
                 executor=executor,
+                writers=executor,
                 clock=clock,
                 metrics=metrics,
             ),

@@ -271,6 +271,9 @@ async def test_bad_reservations_are_refused() -> None:
             await rig.decode.reserve("", 1, FINGERPRINT)
         with pytest.raises(InvalidRequest, match="num_tokens is 0"):
             await rig.decode.reserve("r-1", 0, FINGERPRINT)
+        with pytest.raises(InvalidRequest, match="holds 256 tokens of KV") as too_long:
+            await rig.decode.reserve("r-1", 257, FINGERPRINT)
+        assert too_long.value.reason is Reason.PROMPT_TOO_LONG
         with pytest.raises(Mismatch, match="the sender has 0000000000000000") as caught:
             await rig.decode.reserve("r-1", 1, bytes(8))
         assert caught.value.reason is Reason.KV_LAYOUT_DIFFERS

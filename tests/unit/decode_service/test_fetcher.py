@@ -38,6 +38,24 @@ async def test_a_fetch_brings_the_image_counts_it_and_releases() -> None:
         assert rig.metrics.value("disagg_handoff_bytes") == 1
 
 
+async def test_a_lease_is_seen_while_it_is_held() -> None:
+    async with running_rig() as rig:
+        ticket = await ticket_of(rig)
+        seen: list[int] = []
+        get = rig.backend.get
+
+        def watched(*args: object) -> None:
+            seen.append(rig.fetcher.leases)
+            get(*args)  # type: ignore[arg-type]
+
+        rig.backend.get = watched  # type: ignore[method-assign]
+        await rig.fetcher.fetch(ticket, PROMPT, "")
+        # The body is read before the lease is taken, the payloads under it.
+        assert seen[0] == 0
+        assert set(seen[1:]) == {1}
+        assert rig.fetcher.leases == 0
+
+
 async def test_a_failed_fetch_is_counted_by_cause_and_releases_what_it_held() -> None:
     async with running_rig() as rig:
         ticket = await ticket_of(rig)

@@ -62,6 +62,7 @@ class Desk:
             store=self.store,
             policy=BoundaryPolicy(every_blocks=every_blocks),
             executor=self.executor,
+            writers=self.executor,
             grant=await self.budget.take(amount),
             metrics=self.metrics,
         )

@@ -34,13 +34,17 @@ async def test_a_beat_carries_the_member_and_brings_the_interval_and_the_order()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     drained: list[bool] = []
+
+    async def on_drain() -> None:
+        drained.append(True)
+
     sequence = iter(range(10))
 
     def member() -> membership_pb2.Member:
         return membership_pb2.Member(member_id="decode-0-r1-4f2a", sequence=next(sequence))
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        beat = beat_over(channel, member, on_drain=lambda: drained.append(True), timeout_s=5.0)
+        beat = beat_over(channel, member, on_drain=on_drain, timeout_s=5.0)
         assert await beat() == 0.75
         assert drained == []
         balancer.orders_drain = True
