@@ -88,7 +88,7 @@ def build_engine(
 
     Args:
         directory: Hugging Face checkpoint directory.
-        settings: Cache, scheduler and role. `block_tokens` must be that of `layout`, if given.
+        settings: Cache, scheduler and role; without `block_tokens` the model's default.
         layout: KV layout, if the caller already has it.
         context: Place in the rank group; None is a group of one.
         kv_quantisers: `auto`, `on` or `off`.
@@ -102,8 +102,12 @@ def build_engine(
         layout = kv_layout(
             directory, block_tokens=settings.block_tokens, kv_quantisers=kv_quantisers
         )
-    if layout.block_tokens != settings.block_tokens:
-        settings = dataclasses.replace(settings, block_tokens=layout.block_tokens)
+    if settings.block_tokens not in (None, layout.block_tokens):
+        raise SettingsError(
+            f"block_tokens is {settings.block_tokens}, but the KV layout has "
+            f"{layout.block_tokens}: leave one of them out"
+        )
+    settings = dataclasses.replace(settings, block_tokens=layout.block_tokens)
     config = layout.config
     kernels = select_kernels("cpu")
     if settings.batch_invariant:
@@ -115,6 +119,20 @@ def build_engine(
         top_k=config.num_experts_per_tok,
         max_tokens=rows,
     )
+    try:
+        engine = _assemble(directory, settings, layout, kernels, ports)
+    except BaseException:
+        # Peers that have opened theirs must not wait for a rank that will not come.
+        ports.abort()
+        ports.close()
+        raise
+    return BuiltEngine(engine=engine, config=config, layout=layout, ports=ports, kernels=kernels)
+
+
+def _assemble(
+    directory: Path, settings: EngineSettings, layout: KvLayout, kernels: Kernels, ports: Ports
+) -> LLMEngine:
+    config = layout.config
     model = Decoder.load(
         directory,
         config,
@@ -128,12 +146,12 @@ def build_engine(
         layout,
         num_pages=cache.num_pages,
         num_slots=cache.num_state_slots,
-        max_tokens=-(-rows // ROW_MULTIPLE) * ROW_MULTIPLE,
+        max_tokens=-(-settings.max_num_batched_tokens // ROW_MULTIPLE) * ROW_MULTIPLE,
     )
     runner = ModelRunner(
         model, layout, pool, row_multiple=ROW_MULTIPLE if settings.batch_invariant else 1
     )
-    engine = LLMEngine(
+    return LLMEngine(
         settings=settings,
         limits=ModelLimits(
             vocab_size=config.vocab_size,
@@ -143,8 +161,9 @@ def build_engine(
         cache=cache,
         runner=runner,
         vote=ports.vote,
+        on_step=lambda kind: setattr(ports.progress, "step_kind", kind.value),
+        on_failure=ports.abort,
     )
-    return BuiltEngine(engine=engine, config=config, layout=layout, ports=ports, kernels=kernels)
 
 
 def _require_invariance(kernels: Kernels, config: ModelConfig) -> None:
@@ -165,6 +184,7 @@ def _require_invariance(kernels: Kernels, config: ModelConfig) -> None:
                 (config.hc_mult * d, config.hc_mult),
                 (d, min(config.vocab_size, 4096)),
             ),
+            group_linear=(config.o_groups, inner, config.o_lora_rank),
             heads=config.num_attention_heads,
             head_dim=width,
             index_heads=config.index_n_heads,
@@ -172,6 +192,8 @@ def _require_invariance(kernels: Kernels, config: ModelConfig) -> None:
             streams=config.hc_mult,
             hidden=d,
             experts=min(config.n_routed_experts, 16),
+            routed=config.n_routed_experts,
+            top_k=config.num_experts_per_tok,
             expert_width=config.moe_intermediate_size,
         ),
     )

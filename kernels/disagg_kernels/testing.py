@@ -29,9 +29,15 @@ Normal = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Sizes of a model whose operations are to be tested."""
+    """Sizes of a model whose operations are to be tested.
+
+    Attributes:
+        linear: (in, out) of linear maps; group_linear: (groups, in, out).
+        experts: Experts to multiply with, maybe fewer than the model has; routed: all it has.
+    """
 
     linear: tuple[tuple[int, int], ...]
+    group_linear: tuple[int, int, int]
     heads: int
     head_dim: int
     index_heads: int
@@ -39,6 +45,8 @@ class Shapes:
     streams: int
     hidden: int
     experts: int
+    routed: int
+    top_k: int
     expert_width: int
 
 
@@ -57,6 +65,7 @@ def row_dependences(kernels: Kernels, shapes: Shapes) -> list[str]:
     with torch.inference_mode():
         return [
             *_linear(kernels, shapes, normal),
+            *_row_by_row(kernels, shapes, normal),
             *_streams(kernels, shapes, normal),
             *_experts(kernels, shapes, normal),
             *_attention(kernels, shapes, normal),
@@ -76,6 +85,49 @@ def _linear(kernels: Kernels, shapes: Shapes, normal: Normal) -> list[str]:
         whole = kernels.linear(x, weight)
         parts = [kernels.linear(x[:rows].contiguous(), weight) for rows in _ROWS[:-1]]
         found += _differing(f"linear {inner} x {outer}", whole, parts)
+    return found
+
+
+def _row_by_row(kernels: Kernels, shapes: Shapes, normal: Normal) -> list[str]:
+    """Operations that take each row for itself."""
+    groups, inner, outer = shapes.group_linear
+    norm, bias = normal(shapes.hidden), normal(shapes.routed)
+    group_weight = normal(groups, inner, outer)
+    rotation = torch.polar(torch.ones(_ROWS[-1], 4), normal(_ROWS[-1], 4))
+    whole: dict[str, tuple[torch.Tensor, Normal]] = {
+        "rms_norm": (
+            normal(_ROWS[-1], shapes.hidden),
+            lambda x: kernels.rms_norm(x, norm, 1e-6),
+        ),
+        "rms_norm of heads": (
+            normal(_ROWS[-1], shapes.heads, shapes.head_dim),
+            lambda x: kernels.rms_norm(x, None, 1e-6),
+        ),
+        "apply_rope": (
+            normal(_ROWS[-1], shapes.heads, shapes.head_dim),
+            lambda x: kernels.apply_rope(x, rotation[: len(x)]),
+        ),
+        "group_linear": (
+            normal(_ROWS[-1], groups, inner),
+            lambda x: kernels.group_linear(x, group_weight),
+        ),
+        "route": (
+            normal(_ROWS[-1], shapes.routed),
+            lambda x: kernels.route(x, bias, None, top_k=shapes.top_k, scale=1.5)[1],
+        ),
+        "swiglu": (
+            normal(_ROWS[-1], 2 * shapes.expert_width),
+            lambda x: kernels.swiglu(x, None, 10.0),
+        ),
+        "compress": (
+            normal(_ROWS[-1], 4, 2 * shapes.head_dim),
+            lambda x: kernels.compress(x, width=shapes.head_dim, overlap=False, first=None),
+        ),
+    }
+    found = []
+    for name, (x, run) in whole.items():
+        parts = [run(x[:rows].clone()) for rows in _ROWS[:-1]]
+        found += _differing(name, run(x.clone()), parts)
     return found
 
 

@@ -19,6 +19,7 @@ from engine.config import EngineSettings, SettingsError
 from engine.handoff import LayoutError
 from engine.model.config import ModelConfig, ModelConfigError
 from engine.model.weights import CheckpointError
+from engine.parallel.ports import open_ports
 from engine.request import EngineRequest, SamplingParams, TokenOut
 from tests.fakes.checkpoints import config_of, tensors_of, write_checkpoint
 from tests.fakes.kernels import kernels_with
@@ -118,7 +119,9 @@ def test_an_engine_gives_the_golden_tokens(batch_invariant: bool) -> None:
 @pytest.mark.medium
 def test_a_given_layout_decides_on_the_block_size() -> None:
     layout = kv_layout(TINY, block_tokens=64)
-    built = build_engine(TINY, settings(block_tokens=32), layout=layout)
+    with pytest.raises(SettingsError, match=r"block_tokens is 32, but the KV layout has 64"):
+        build_engine(TINY, settings(block_tokens=32), layout=layout)
+    built = build_engine(TINY, settings(), layout=layout)
     assert built.layout is layout
     assert len(generate(built, [5] * 100, 3)) == 3
     built.ports.close()
@@ -162,6 +165,27 @@ def test_a_machine_whose_rows_depend_on_neighbours_is_refused(
     # Whoever accepts it gets an engine.
     built = build_engine(TINY, dataclasses.replace(settings(), batch_invariant=False))
     built.ports.close()
+
+
+def test_a_rank_that_cannot_load_lets_go_of_its_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def open_recorded(*arguments: Any, **sizes: Any) -> Any:
+        return dataclasses.replace(
+            open_ports(*arguments, **sizes),
+            abort=lambda: done.append("abort"),
+            close=lambda: done.append("close"),
+        )
+
+    monkeypatch.setattr("engine.build.open_ports", open_recorded)
+    tensors = tensors_of(HCA8)
+    del tensors["norm.weight"]
+    directory = write_checkpoint(tmp_path / "model", tensors, config_of(HCA8))
+    with pytest.raises(CheckpointError):
+        build_engine(directory, settings(batch_invariant=False))
+    assert done == ["abort", "close"]
 
 
 @pytest.mark.medium

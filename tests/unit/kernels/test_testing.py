@@ -13,6 +13,7 @@ from tests.fakes.kernels import kernels_with
 
 SHAPES = Shapes(
     linear=((16, 8), (600, 8)),
+    group_linear=(2, 16, 8),
     heads=2,
     head_dim=8,
     index_heads=2,
@@ -20,6 +21,8 @@ SHAPES = Shapes(
     streams=2,
     hidden=16,
     experts=4,
+    routed=6,
+    top_k=2,
     expert_width=8,
 )
 
@@ -47,6 +50,11 @@ def attention_by_columns(query: Any, source: Any, rows: Any, *rest: Any) -> Any:
     return OPERATIONS["sparse_attention"](query, source, rows, *rest) + 1e-6 * rows.shape[1]
 
 
+def weights_by_rows(logits: Any, *rest: Any) -> Any:
+    ids, weights = OPERATIONS["route"](logits, *rest)
+    return ids, weights + 1e-6 * logits.shape[0]
+
+
 def scores_by_keys(query: Any, weight: Any, keys: Any, *rest: Any) -> Any:
     return OPERATIONS["index_logits"](query, weight, keys, *rest) + 1e-6 * keys.shape[1]
 
@@ -55,6 +63,12 @@ def scores_by_keys(query: Any, weight: Any, keys: Any, *rest: Any) -> Any:
     ("name", "broken", "sentence"),
     [
         ("linear", shifted_by_rows("linear", 0), "linear 16 x 8 with [8, 16, 40] rows differs"),
+        ("rms_norm", shifted_by_rows("rms_norm", 0), "rms_norm with [8, 16, 40] rows differs"),
+        ("apply_rope", shifted_by_rows("apply_rope", 0), "apply_rope with"),
+        ("group_linear", shifted_by_rows("group_linear", 0), "group_linear with"),
+        ("route", weights_by_rows, "route with"),
+        ("swiglu", shifted_by_rows("swiglu", 0), "swiglu with"),
+        ("compress", shifted_by_rows("compress", 0), "compress with"),
         ("hc_mix", shifted_by_rows("hc_mix", 0), "hyper-connections with"),
         ("hc_post", shifted_by_rows("hc_post", 0), "hyper-connections with"),
         ("grouped_experts", experts_by_load, "experts: a row depends on the other rows"),
