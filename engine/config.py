@@ -68,7 +68,7 @@ class EngineSettings:
 
     Args:
         role: which kinds of steps it runs.
-        block_tokens: tokens of a KV block.
+        block_tokens: tokens of a KV block; None leaves it to whoever knows the model.
         num_pages: pages of the pool, the scratch page included; exclusive with kv_memory_bytes.
         kv_memory_bytes: bytes for pages; the number of pages follows from the model.
         num_state_slots: state slots, the scratch slot included; None derives them.
@@ -89,7 +89,7 @@ class EngineSettings:
     """
 
     role: EngineRole = EngineRole.NORMAL
-    block_tokens: int = 32
+    block_tokens: int | None = None
     num_pages: int | None = None
     kv_memory_bytes: int | None = None
     num_state_slots: int | None = None
@@ -143,8 +143,11 @@ class EngineSettings:
             page_bytes: device bytes of one page over all layers.
 
         Raises:
-            SettingsError: kv_memory_bytes is too small for a single usable page.
+            SettingsError: kv_memory_bytes is too small for a single usable page, or the block
+                size is still open.
         """
+        if self.block_tokens is None:
+            raise SettingsError("block_tokens is not set: give the tokens of a KV block")
         num_pages = self.num_pages
         if num_pages is None:
             num_pages = (self.kv_memory_bytes or 0) // page_bytes

@@ -16,6 +16,7 @@ After `EngineFailed` the engine takes no more steps.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits
 from engine.parallel.lockstep import Decision, EngineKind, LockstepState, VotePort, VoteVector
@@ -68,6 +69,8 @@ class LLMEngine:
         cache: pages and slots the runner really has.
         runner: executes plans.
         vote: how the ranks of the group agree; None is a group of one.
+        on_step: told the kind of each step before it runs, for the messages of its collectives.
+        on_failure: called when this rank is lost, so that its peers stop waiting for it at once.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class LLMEngine:
         cache: CacheSize,
         runner: Runner,
         vote: VotePort | None = None,
+        on_step: Callable[[StepKind], None] | None = None,
+        on_failure: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
         self.limits = limits
@@ -85,6 +90,8 @@ class LLMEngine:
         self._cache = cache
         self._runner = runner
         self._vote: VotePort = vote or LocalVote()
+        self._on_step = on_step
+        self._on_failure = on_failure
         self._lockstep = LockstepState(
             _KINDS[settings.role],
             attempt_interval=settings.prefill_attempt_interval,
@@ -244,9 +251,13 @@ class LLMEngine:
                 self.is_stop_agreed = True
             elif decision.step_kind is not StepKind.NONE:
                 self._step += 1
+                if self._on_step is not None:
+                    self._on_step(decision.step_kind)
                 self._run_step(decision.step_kind, events)
         except BaseException as error:
             self._failure = error
+            if self._on_failure is not None:
+                self._on_failure()
             raise EngineFailed(
                 f"rank {self.settings.rank} of {self.settings.num_ranks} failed at step "
                 f"{self._step}: {type(error).__name__}: {error}"
