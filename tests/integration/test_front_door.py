@@ -1,0 +1,240 @@
+"""Client, balancer, prefill, store and decode as processes: answers, resumption, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import redis
+
+from cli import children
+from cli.launcher import System, running_system
+from cli.topology import Topology
+from client import AsyncClient, ChatMessage, Client, ClientError, Sampling
+from disagg.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
+from kvstore import KvStoreConfig, open_store
+from tests.fakes.processes import ROOT
+
+pytestmark = [pytest.mark.medium, pytest.mark.timeout(200)]
+
+MODEL = ROOT / "models" / "tiny-v4"
+GOLDEN = json.loads((MODEL / "golden.json").read_text(encoding="utf-8"))["cases"]
+LONG = next(case for case in GOLDEN if len(case["input_ids"]) == 350)
+
+
+def greedy(max_tokens: int = 64) -> Sampling:
+    return Sampling(max_tokens=max_tokens, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, before] if before else paths)
+    try:
+        assert children.Child  # the parts are children of this process
+        with running_system(Topology(model=MODEL, decode_ranks=2)) as running:
+            yield running
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def statistics(system: System) -> dict[str, float]:
+    with grpc.insecure_channel(system.address) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        return dict(stub.GetServerInfo(admin_pb2.GetServerInfoRequest(), timeout=10).statistics)
+
+
+def held(system: System) -> dict[str, float]:
+    """What requests hold anywhere in the system; all zero when none runs."""
+    with grpc.insecure_channel(system.address) as channel:
+        stub = membership_pb2_grpc.MembershipServiceStub(channel)
+        members = stub.ListMembers(membership_pb2.ListMembersRequest(), timeout=10).members
+    config = KvStoreConfig(block_tokens=32, owner="test")
+    store = open_store(system.store_url, config, fingerprint=bytes(8), clock=lambda: 0.0)
+    try:
+        leases = len(store.audit())
+    finally:
+        store.close()
+    values = statistics(system)
+    return {
+        "leases": leases,
+        "requests": values["requests_running"],
+        "clean-ups": values["clean_ups_running"],
+        **{
+            f"{member.member_id} {name}": getattr(member.load, name)
+            for member in members
+            for name in ("running", "waiting", "kv_tokens")
+        },
+    }
+
+
+async def nothing_is_held(system: System) -> None:
+    """Waits for the heartbeats after the last request; five seconds are the promise."""
+    for _ in range(100):
+        state = await asyncio.to_thread(held, system)
+        if not any(state.values()):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"still held: { {k: v for k, v in state.items() if v} }")
+
+
+@asynccontextmanager
+async def client_of(system: System) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(system.address, timeout_s=60.0) as client:
+        yield client
+
+
+async def test_golden_prompts_at_once(system: System) -> None:
+    async with client_of(system) as client:
+        answers = await asyncio.gather(
+            *(client.generate(case["input_ids"], sampling=greedy()) for case in GOLDEN[:8])
+        )
+    for case, whole in zip(GOLDEN, answers, strict=False):
+        assert list(whole.token_ids) == case["greedy_ids"], case["name"]
+        assert whole.finish_reason == "length"
+        assert whole.timing.published_bytes > 0
+        assert whole.timing.fetched_bytes > 0
+    assert len({whole.timing.decode_member for whole in answers}) == 2
+    await nothing_is_held(system)
+
+
+async def test_text_in_text_out(system: System) -> None:
+    chat = next(case for case in GOLDEN if case["name"] == "chat: greeting")
+    user = "Good morrow, my gentle lord. What news from the field?"
+    async with client_of(system) as client:
+        whole = await client.generate([ChatMessage(role="user", content=user)])
+        assert whole.usage.prompt_tokens == len(chat["input_ids"])
+        assert whole.text == "I am a man of the LORD."
+        assert whole.finish_reason == "stop"
+        cut = await client.generate(
+            [ChatMessage(role="user", content=user)], sampling=Sampling(stop=(" of",))
+        )
+        assert (cut.text, cut.finish_reason) == ("I am a man", "stop")
+    await nothing_is_held(system)
+
+
+async def test_sampled_answers_repeat_and_resume_exactly(system: System) -> None:
+    sampling = Sampling(max_tokens=40, temperature=0.9, top_p=0.95, ignore_eos=True, seed=11)
+    prompt = GOLDEN[0]["input_ids"]
+    async with client_of(system) as client:
+        whole = await client.generate(prompt, sampling=sampling)
+        again = await client.generate(prompt, sampling=sampling)
+        assert again.token_ids == whole.token_ids
+        stream = client.stream(prompt, sampling=sampling, request_id="resumed", last_seq=17)
+        rest = [token async for chunk in stream for token in chunk.token_ids]
+        assert tuple(rest) == whole.token_ids[17:]
+        other = await client.generate(prompt, sampling=Sampling(max_tokens=40, temperature=0.9))
+        assert other.token_ids != whole.token_ids
+
+
+async def test_a_stored_prefix_is_used_and_a_corrupt_one_is_not(system: System) -> None:
+    async with client_of(system) as client:
+        await client.generate(LONG["input_ids"], sampling=greedy())
+        cached = await client.generate(LONG["input_ids"], sampling=greedy())
+        assert cached.usage.cached_tokens >= 32
+        assert list(cached.token_ids) == LONG["greedy_ids"]
+        assert await asyncio.to_thread(_flip_every_block, system.store_url) >= 10
+        whole = await client.generate(LONG["input_ids"], sampling=greedy())
+        assert list(whole.token_ids) == LONG["greedy_ids"]
+        assert whole.attempts == 2  # decode proved the blocks wrong, prefill computed them anew
+    await nothing_is_held(system)
+
+
+def _flip_every_block(url: str) -> int:
+    """Changes one byte of every stored block and state; returns how many."""
+    connection = redis.Redis(unix_socket_path=url.removeprefix("unix://"))
+    keys = [key for key in connection.scan_iter("dkv1:*") if b":b:{" in key]
+    for key in keys:
+        last = connection.strlen(key) - 1
+        byte = connection.getrange(key, last, last)
+        connection.setrange(key, last, bytes([byte[0] ^ 1]))
+    connection.close()
+    return len(keys)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 9])
+@pytest.mark.parametrize("how", ["close", "cancel", "deadline"])
+async def test_leaving_early_frees_everything(system: System, tokens: int, how: str) -> None:
+    request_id = f"leave-{how}-{tokens}"
+    async with client_of(system) as client:
+        timeout_s = 0.05 * (tokens + 1) if how == "deadline" else 60.0
+        stream = client.stream(
+            LONG["input_ids"],
+            sampling=greedy(2000),
+            request_id=request_id,
+            timeout_s=timeout_s,
+        )
+        async with aclosing(stream) as chunks:
+            if how == "deadline":
+                with pytest.raises(ClientError, match=r"longer than|Deadline") as caught:
+                    await _read(chunks)
+                assert caught.value.code == "DEADLINE_EXCEEDED"
+            elif how == "close":
+                await _leave_after(chunks, tokens)
+            else:
+                reading = asyncio.gather(_read(chunks))
+                for _ in range(400):
+                    if await client.cancel(request_id):
+                        break
+                    await asyncio.sleep(0.01 * tokens)
+                [last] = await reading
+                assert last.finish_reason == "abort"
+    await nothing_is_held(system)
+
+
+async def _read(chunks):  # type: ignore[no-untyped-def]
+    return [chunk async for chunk in chunks][-1]
+
+
+async def _leave_after(chunks, tokens: int) -> None:  # type: ignore[no-untyped-def]
+    """Leaves after so many tokens; after none: while the first is still being computed."""
+    if tokens == 0:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await _read(chunks)
+        return
+    async for chunk in chunks:
+        if chunk.seq >= tokens:
+            return
+
+
+def test_bad_requests_hurt_nobody(system: System) -> None:
+    with Client(system.address) as client:
+        for prompt, sampling in (
+            ("", Sampling()),
+            ([5000], Sampling()),
+            ("x", Sampling(top_p=0.0)),
+            ([1] * 4096, Sampling()),
+        ):
+            with pytest.raises(ClientError) as caught:
+                client.generate(prompt, sampling=sampling)
+            assert caught.value.code == "INVALID_ARGUMENT"
+        empty = client.generate("x", sampling=Sampling(max_tokens=0))
+        assert (empty.token_ids, empty.finish_reason) == ((), "length")
+        one = client.generate("x", sampling=Sampling(max_tokens=1, ignore_eos=True))
+        assert len(one.token_ids) == 1
+        assert one.timing.decode_member == ""
+
+
+def test_nothing_was_repeated_but_for_the_corruption(system: System) -> None:
+    values = statistics(system)
+    repeated = {key for key, value in values.items() if "redispatch" in key and value}
+    assert repeated == {"disagg_redispatch_total{reason=corrupt,stage=decode}"}
+    assert values["clean_ups_failed"] == 0
+
+
+def test_logs_hold_no_prompt_and_no_tokens(system: System) -> None:
+    for path in Path(system.directory).glob("*.log"):
+        text = path.read_text(encoding="utf-8")
+        assert "token_ids" not in text
+        assert "Good morrow" not in text
