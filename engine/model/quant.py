@@ -7,7 +7,7 @@ decides. Off, everything here is the identity.
 import torch
 
 from disagg_kernels import Kernels
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, ModelConfigError
 
 
 class KvQuantiser:
@@ -31,7 +31,20 @@ class KvQuantiser:
 
 
 class IndexQuantiser(KvQuantiser):
-    """Rounds indexer queries and keys: Hadamard rotation, then FP4."""
+    """Rounds indexer queries and keys: Hadamard rotation, then FP4.
+
+    Raises:
+        ModelConfigError: the quantiser acts and the width is no power of two.
+    """
+
+    def __init__(self, config: ModelConfig, ops: Kernels, *, enabled: bool) -> None:
+        super().__init__(config, ops, enabled=enabled)
+        width = config.index_head_dim
+        if enabled and width & (width - 1):
+            raise ModelConfigError(
+                f"config.json: index_head_dim is {width}, but the rotation before the index "
+                "quantiser wants a power of two; set model.kv_quantisers to off"
+            )
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., index_head_dim] to the same, rotated and rounded."""

@@ -1,10 +1,12 @@
 """Where the model's quantisers act: plain channels FP8, rotated ones bfloat16, index rows FP4."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from disagg_kernels import select_kernels
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, ModelConfigError
 from engine.model.quant import IndexQuantiser, KvQuantiser
 from tests.fakes.models import GOLDEN
 from tests.fakes.tensors import normal
@@ -39,6 +41,15 @@ def test_index_rows_are_turned_before_they_are_rounded() -> None:
     found = IndexQuantiser(CONFIG, OPS, enabled=True)(rows)
     assert torch.equal(found, OPS.quantize_dequantize(OPS.hadamard(rows), "fp4_32"))
     assert torch.equal(OPS.quantize_dequantize(found, "fp4_32"), found)
+
+
+def test_a_width_that_cannot_be_turned_is_refused_at_load() -> None:
+    odd = dataclasses.replace(CONFIG, index_head_dim=24)
+    IndexQuantiser(odd, OPS, enabled=False)
+    with pytest.raises(ModelConfigError) as caught:
+        IndexQuantiser(odd, OPS, enabled=True)
+    assert "index_head_dim is 24" in str(caught.value)
+    assert "set model.kv_quantisers to off" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [KvQuantiser, IndexQuantiser])
