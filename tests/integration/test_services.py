@@ -33,7 +33,7 @@ from runtime import status
 from runtime.errors import Reason
 from tests.fakes.processes import ROOT, service
 
-pytestmark = pytest.mark.medium
+pytestmark = [pytest.mark.medium, pytest.mark.timeout(240)]
 
 MODEL = ROOT / "models" / "tiny-v4"
 GOLDEN = json.loads((MODEL / "golden.json").read_text(encoding="utf-8"))["cases"]
