@@ -1,9 +1,9 @@
 """Library over a shared Redis or Valkey: content-addressed KV blocks and proven hand-offs."""
 
 from kvstore.config import KvStoreConfig
-from kvstore.leases import JanitorReport, LeaseRecord, LeaseState
+from kvstore.handoffs.leases import JanitorReport, LeaseRecord, LeaseState
+from kvstore.handoffs.reader import FetchedState, HandoffReader
 from kvstore.lookup import PrefixMatch
-from kvstore.reader import FetchedState, HandoffReader
 from kvstore.statistics import StoreStatistics
 from kvstore.store import KvStore, open_store
 from kvstore.ticket import HandoffDraft, Ticket

@@ -30,10 +30,7 @@ class PrefixMatch:
 
 def count_contiguous(present: Sequence[bool]) -> int:
     """How many leading entries are True."""
-    for idx, exists in enumerate(present):
-        if not exists:
-            return idx
-    return len(present)
+    return present.index(False) if False in present else len(present)
 
 
 def candidate_ends(num_blocks: int, batch: int) -> Iterator[range]:

@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterable, Sequence
 from kvstore.backends.base import Allocate, Backend, BackendStatistics
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
+from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig, StoreUrl, parse_url
-from kvstore.handoff import Handoffs
+from kvstore.handoffs.handoff import Handoffs
+from kvstore.handoffs.leases import JanitorReport, LeaseRecord, classify, sweep
+from kvstore.handoffs.reader import HandoffReader, ReaderParts
 from kvstore.keys import FINGERPRINT_BYTES, HASH_BYTES, Buffer, Component
-from kvstore.leases import JanitorReport, LeaseRecord, classify, sweep
 from kvstore.lookup import PrefixMatch, candidate_ends, count_contiguous, match_prefix
-from kvstore.payloads import PayloadRef, Payloads, ReadRequest, block_refs
-from kvstore.reader import HandoffReader, ReaderParts
+from kvstore.payloads.payloads import Payloads
+from kvstore.payloads.reading import ReadRequest, read
+from kvstore.payloads.sealing import PayloadRef, block_refs
 from kvstore.statistics import Counters, StoreStatistics, counted
 from kvstore.ticket import HandoffDraft, Ticket
 
@@ -142,13 +145,13 @@ class KvStore:
         return match_prefix(num_blocks, resume_blocks, self._config.block_tokens)
 
     def get_blocks(
-        self, hashes: Sequence[bytes], allocate: Allocate = bytearray
+        self, hashes: Sequence[bytes], allocate: Allocate = new_buffer
     ) -> list[memoryview]:
         """Verified `kv` payloads of blocks.
 
         Args:
             hashes: Their chain hashes.
-            allocate: Memory for each stored value (64 bytes of header, then the payload).
+            allocate: Memory for each payload, with 64 bytes in front for its header.
 
         Raises:
             BlockMissing, BlockCorrupt: By position; the key of a corrupt block was quarantined.
@@ -156,16 +159,16 @@ class KvStore:
         self._check_hashes(hashes)
         with counted(self._counters):
             refs = block_refs(hashes)
-            payloads = self._payloads.read([ReadRequest(ref=ref) for ref in refs], allocate)
+            payloads = read(self._payloads, [ReadRequest(ref) for ref in refs], allocate)
             self._refresh(refs)
         return payloads
 
-    def get_state(self, block_hash: bytes, allocate: Allocate = bytearray) -> memoryview:
+    def get_state(self, block_hash: bytes, allocate: Allocate = new_buffer) -> memoryview:
         """Verified boundary state at the end of a block; errors as `get_blocks`."""
         self._check_hashes([block_hash])
         with counted(self._counters):
             refs = block_refs([block_hash], Component.STATE)
-            payload = self._payloads.read([ReadRequest(ref=refs[0])], allocate)[0]
+            payload = read(self._payloads, [ReadRequest(refs[0])], allocate)[0]
             self._refresh(refs)
         return payload
 
@@ -268,9 +271,7 @@ class KvStore:
         self._check_hashes([name for name, _ in blocks])
         with counted(self._counters):
             sealed = (
-                self._payloads.seal(
-                    PayloadRef(component=component, name=bytes(name), index=idx), payload
-                )
+                self._payloads.seal(PayloadRef(component, bytes(name), idx), payload)
                 for idx, (name, payload) in enumerate(blocks)
             )
             life_ms = int(self._config.handoff_ttl_s * 1000)
@@ -283,9 +284,10 @@ class KvStore:
             self._payloads.extend(due, int(self._config.cache_ttl_s * 1000))
 
     def _check_hashes(self, hashes: Sequence[bytes]) -> None:
-        for idx, name in enumerate(hashes):
-            if len(name) != HASH_BYTES:
-                raise ValueError(f"block hash {idx} has {len(name)} bytes, 32 are needed")
+        sizes = list(map(len, hashes))
+        if sizes.count(HASH_BYTES) != len(sizes):
+            idx = next(idx for idx, size in enumerate(sizes) if size != HASH_BYTES)
+            raise ValueError(f"block hash {idx} has {sizes[idx]} bytes, 32 are needed")
 
 
 class _Refreshed:

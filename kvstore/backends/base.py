@@ -12,19 +12,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstore.keys import Buffer
 
-Allocate = Callable[[int], bytearray | memoryview]
-"""Memory for one value of the given number of bytes; may hand out preallocated buffers."""
+Allocate = Callable[[int], Buffer]
+"""Writable memory of a number of bytes; may hand out preallocated buffers."""
 
 OnValue = Callable[[int, memoryview | None], None]
 """Called in order with the position of a key and its value, or None where there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutItem:
+class PutItem(NamedTuple):
     """One value to write if its key is free: header and payload, written as one string."""
 
     key: bytes

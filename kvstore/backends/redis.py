@@ -27,10 +27,11 @@ from kvstore.backends.base import (
     OnValue,
     PutItem,
 )
+from kvstore.backends.pool import RespPool
+from kvstore.backends.resp import Command, Reply, ReplyError, encode_keys
 from kvstore.config import KvStoreConfig, StoreUrl
 from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreRefused
 from kvstore.keys import HEADER_BYTES, handoff_id_of_key
-from kvstore.resp import Command, Reply, ReplyError, RespPool
 
 _SMALL_DEPTH = 1024  # commands in flight when requests and replies are short
 _GROUP = 64  # keys of one EXISTS; in one slot or on one node
@@ -73,7 +74,7 @@ class RedisBackend:
             self._run([(b"PEXPIRE", key, life, b"GT") for key in keys], _SMALL_DEPTH)
         # EXISTS counts: a group that is there as a whole, or not at all, needs one answer.
         groups = [keys[start : start + _GROUP] for start in range(0, len(keys), _GROUP)]
-        counts = self._run([(b"EXISTS", *group) for group in groups], _SMALL_DEPTH)
+        counts = self._run([encode_keys(b"EXISTS", group) for group in groups], _SMALL_DEPTH)
         mixed = [
             key
             for group, count in zip(groups, counts, strict=True)
@@ -127,7 +128,7 @@ class RedisBackend:
             elif not errors:
                 on_value(idx, reply if isinstance(reply, memoryview) else None)
 
-        commands: list[Command] = [(b"GET", key) for key in keys]
+        commands: list[Command] = [encode_keys(b"GET", (key,)) for key in keys]
         self._pool.run(commands, on_reply, allocate=allocate, depth=self._depth)
         if errors:
             raise self._refusal(str(errors[0]))

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore import LeaseState, Ticket
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import BlockMissing, KvStoreError, LeaseLost, StaleAttempt
-from kvstore.reader import HandoffReader
+from kvstore.handoffs.reader import HandoffReader
 from tests.fakes.stores import ManualClock, Prompt, make_store
 
 PROMPTS = [

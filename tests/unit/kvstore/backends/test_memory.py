@@ -7,7 +7,7 @@ import pytest
 from kvstore.backends.base import PutItem
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import BlockMissing, LeaseLost, StoreFull
-from kvstore.leases import LeaseState
+from kvstore.handoffs.leases import LeaseState
 from tests.fakes.stores import ManualClock, Prompt, make_store
 
 PROMPT = Prompt("r", tuple(range(14)))

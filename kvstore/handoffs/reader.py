@@ -16,10 +16,13 @@ from types import TracebackType
 from typing import Self
 
 from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseReply, LeaseStore
+from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig
 from kvstore.errors import KvStoreError, LeaseLost, StaleAttempt
 from kvstore.keys import TAIL_COMPONENTS, Component, attempt_key
-from kvstore.payloads import PayloadRef, Payloads, ReadRequest, block_refs
+from kvstore.payloads.payloads import Payloads
+from kvstore.payloads.reading import ReadRequest, read
+from kvstore.payloads.sealing import PayloadRef, block_refs
 from kvstore.statistics import Counters, counted
 from kvstore.ticket import TicketBody
 
@@ -86,11 +89,11 @@ class HandoffReader:
         """The verified ticket body."""
         return self._body
 
-    def fetch(self, allocate: Allocate = bytearray) -> FetchedState:
+    def fetch(self, allocate: Allocate = new_buffer) -> FetchedState:
         """Reads and verifies everything; renews the lease meanwhile and checks it at the end.
 
         Args:
-            allocate: Memory for each stored value (64 bytes of header, then the payload).
+            allocate: Memory for each payload, with 64 bytes in front for its header.
 
         Raises:
             BlockMissing, BlockCorrupt: A payload is gone or wrong (and quarantined).
@@ -106,10 +109,12 @@ class HandoffReader:
             blocks: list[memoryview] = []
             for start in range(0, len(requests), _BLOCKS_PER_READ):
                 stop = start + _BLOCKS_PER_READ
-                blocks += self._parts.payloads.read(requests[start:stop], allocate)
+                blocks += read(self._parts.payloads, requests[start:stop], allocate)
                 self._renew_if_due()
-            tail_kv, tail_state = self._parts.payloads.read(
-                [self._tail_request(component) for component in TAIL_COMPONENTS], allocate
+            tail_kv, tail_state = read(
+                self._parts.payloads,
+                [self._tail_request(component) for component in TAIL_COMPONENTS],
+                allocate,
             )
             self.renew()
             check_attempt(self._parts.leases, self._body.request_id, self._body.attempt)

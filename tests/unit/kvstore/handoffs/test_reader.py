@@ -9,8 +9,8 @@ import pytest
 from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseReply, OnValue
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import BlockCorrupt, LeaseLost, StoreDown
+from kvstore.handoffs.reader import require_granted
 from kvstore.keys import data_key
-from kvstore.reader import require_granted
 from tests.fakes.stores import FINGERPRINT, ManualClock, Prompt, RawMemory, make_store
 
 LONG = Prompt("r", tuple(range(4 * 200 + 3)))  # four reads of up to 64 blocks

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvstore.config import parse_url
-from kvstore.errors import StoreDown
-from kvstore.resp import (
+from kvstore.backends.resp import (
     MAX_LINE_BYTES,
+    Command,
     Connection,
+    Encoder,
     ProtocolError,
     Reply,
     ReplyError,
     ReplyReader,
-    RespPool,
-    SocketTransport,
-    encode,
+    encode_keys,
 )
+from kvstore.keys import Buffer
 
 
 class Stream:
@@ -145,6 +141,15 @@ def test_values_are_written_where_they_belong() -> None:
     assert bytes(arena) == b"...hello............"
 
 
+def encode(commands: list[Command]) -> list[Buffer]:
+    encoder = Encoder()
+    for command in commands:
+        encoder.add(command)
+    parts = encoder.take()
+    assert encoder.take() == []
+    return parts
+
+
 ARGUMENTS = st.one_of(
     st.binary(max_size=50),
     st.binary(min_size=1024, max_size=1500),
@@ -162,169 +167,19 @@ def test_commands_are_encoded_as_the_protocol_says(commands: list[list[bytes]]) 
             whole = b"".join(argument) if isinstance(argument, tuple) else argument
             wanted += b"$%d\r\n%s\r\n" % (len(whole), whole)
     assert b"".join(map(bytes, encode(commands))) == wanted
+    assert b"".join(map(bytes, encode([wanted]))) == wanted
+
+
+@given(st.lists(st.binary(min_size=1, max_size=5), max_size=4))
+@example([b"aa", b"bb"])
+def test_keys_are_encoded_as_any_argument(keys: list[bytes]) -> None:
+    assert [encode_keys(b"EXISTS", keys)] == encode([[b"EXISTS", *keys]])
 
 
 def test_large_arguments_are_not_copied() -> None:
     payload = bytearray(5000)
     views = [part for part in encode([[b"SET", b"k", payload]]) if isinstance(part, memoryview)]
     assert [view.obj for view in views] == [payload]
-
-
-# Sockets
-
-
-class Peer:
-    """A server on a unix socket that plays one script per connection."""
-
-    def __init__(self, path: str, scripts: list[bytes | None]) -> None:
-        self.path, self.scripts = path, scripts
-        self.received: list[bytes] = []
-        self.stop = threading.Event()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(path)
-        self.listener.listen()
-        self.listener.settimeout(5)
-        self.thread = threading.Thread(target=self._serve)
-        self.thread.start()
-
-    def _serve(self) -> None:
-        for script in self.scripts:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.settimeout(5)
-                self.received.append(connection.recv(1 << 16))
-                if script is None:
-                    self.stop.wait(5)  # silent until the test is over
-                else:
-                    connection.sendall(script)
-
-    def close(self) -> None:
-        self.stop.set()
-        self.listener.close()
-        self.thread.join(5)
-
-
-@pytest.fixture
-def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
-    running: list[Peer] = []
-    yield running
-    for peer in running:
-        peer.close()
-
-
-@pytest.fixture
-def path(tmp_path: object) -> str:
-    return f"{tmp_path}/s"
-
-
-def run(pool: RespPool, *commands: list[bytes]) -> list[Reply | ReplyError]:
-    replies: list[Reply | ReplyError] = []
-    pool.run(commands, lambda _idx, reply: replies.append(reply))
-    return replies
-
-
-def test_nobody_listens(path: str) -> None:
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=1, max_idle=1)
-    with pytest.raises(StoreDown) as caught:
-        run(pool, [b"PING"])
-    assert caught.value.address == path
-    assert path in str(caught.value)
-    tcp = RespPool(parse_url("redis://127.0.0.1:1"), timeout_s=1, max_idle=1)
-    with pytest.raises(StoreDown, match=r"127\.0\.0\.1:1"):
-        run(tcp, [b"PING"])
-
-
-def test_errors_keep_the_connection_in_step(path: str, peers: list[Peer]) -> None:
-    peers.append(Peer(path, [b"-OOM no\r\n:1\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
-    first, second = run(pool, [b"A"], [b"B"])
-    assert isinstance(first, ReplyError)
-    assert second == 1
-    pool.close()
-
-
-def test_a_silent_server_is_down_in_time(path: str, peers: list[Peer]) -> None:
-    peers.append(Peer(path, [None]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=0.05, max_idle=1)
-    with pytest.raises(StoreDown, match="no answer in time"):
-        run(pool, [b"PING"])
-
-
-@pytest.mark.parametrize("script", [b"", b":1", b"$5\r\nhel", b"?\r\n"])
-def test_a_broken_answer_is_a_store_that_is_down(
-    path: str, peers: list[Peer], script: bytes
-) -> None:
-    peers.append(Peer(path, [script]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
-    with pytest.raises(StoreDown):
-        run(pool, [b"GET", b"k"])
-
-
-def test_a_kept_connection_that_died_is_replaced_once(path: str, peers: list[Peer]) -> None:
-    peers.append(Peer(path, [b":1\r\n", b":2\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
-    assert run(pool, [b"A"]) == [1]
-    # The peer hung up after its script; the pool does not know yet.
-    assert run(pool, [b"B"]) == [2]
-    assert [data.split(b"\r\n")[2] for data in peers[0].received] == [b"A", b"B"]
-    pool.close()
-
-
-def test_a_callback_that_raises_closes_the_connection(path: str, peers: list[Peer]) -> None:
-    peers.append(Peer(path, [b":1\r\n:2\r\n", b":3\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
-
-    def fail(_idx: int, _reply: object) -> None:
-        raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        pool.run([[b"A"], [b"B"]], fail)
-    assert run(pool, [b"C"]) == [3]  # a fresh connection, not the one with a reply left in it
-    pool.close()
-
-
-def test_passwords_and_databases_are_sent_first(path: str, peers: list[Peer]) -> None:
-    peers.append(Peer(path, [b"-WRONGPASS no\r\n:0\r\n"]))
-    pool = RespPool(parse_url(f"unix://u:p@x{path}?db=2"), timeout_s=5, max_idle=1)
-    with pytest.raises(StoreDown, match="greeting refused: WRONGPASS") as caught:
-        run(pool, [b"PING"])
-    assert b"AUTH\r\n$1\r\nu\r\n$1\r\np\r\n" in peers[0].received[0]
-    assert b"SELECT\r\n$1\r\n2\r\n" in peers[0].received[0]
-    assert ":p@" not in str(caught.value)
-
-
-def test_a_closed_pool_keeps_no_connection(path: str, peers: list[Peer]) -> None:
-    peers.append(Peer(path, [b":1\r\n", b":2\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
-    run(pool, [b"A"])
-    pool.close()
-    pool.close()
-    run(pool, [b"B"])
-    assert not pool._idle
-
-
-@pytest.mark.parametrize("num_parts", [1, 3, 1500])
-def test_long_sends_arrive_whole(num_parts: int) -> None:
-    """More than the kernel's buffers and more than one call's vectors."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    parts = [bytes([idx % 251]) * (3_000_000 // num_parts) for idx in range(num_parts)]
-    received = bytearray()
-
-    def drain() -> None:
-        while chunk := theirs.recv(1 << 16):
-            received.extend(chunk)
-
-    thread = threading.Thread(target=drain)
-    thread.start()
-    transport = SocketTransport(ours, 5)
-    transport.send([*parts])
-    transport.close()
-    thread.join(5)
-    theirs.close()
-    assert bytes(received) == b"".join(parts)
 
 
 def test_commands_in_flight_are_bounded() -> None:

@@ -20,6 +20,8 @@ from kvstore.errors import (
     StaleAttempt,
     TicketInvalid,
 )
+from kvstore.handoffs.leases import handoff_keys
+from kvstore.handoffs.reader import HandoffReader, ReaderParts, check_attempt, require_granted
 from kvstore.keys import (
     HEADER_BYTES,
     TAIL_COMPONENTS,
@@ -30,9 +32,7 @@ from kvstore.keys import (
     is_handoff_id,
     tail_prefix,
 )
-from kvstore.leases import handoff_keys
-from kvstore.payloads import PayloadRef, SealedPayload, block_refs
-from kvstore.reader import HandoffReader, ReaderParts, check_attempt, require_granted
+from kvstore.payloads.sealing import PayloadRef, SealedPayload, block_refs
 from kvstore.records import open_record, seal_record
 from kvstore.ticket import (
     HandoffDraft,

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.backends.base import LeaseEntry
-from kvstore.leases import LeaseState, classify, handoff_keys, keys_of
+from kvstore.handoffs.leases import LeaseState, classify, handoff_keys, keys_of
 
 HANDOFF = "00112233445566778899aabbccddeeff"
 

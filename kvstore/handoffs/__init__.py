@@ -1,0 +1,1 @@
+"""Hand-offs and their leases: commit, open, fetch, release, audit."""

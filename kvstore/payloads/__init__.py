@@ -1,0 +1,1 @@
+"""Opaque payloads of any length, as verified segments under keys."""
