@@ -121,6 +121,7 @@ def build_engine(
     )
     try:
         engine = _assemble(directory, settings, layout, kernels, ports)
+        ports.ready()
     except BaseException:
         # Peers that have opened theirs must not wait for a rank that will not come.
         ports.abort()

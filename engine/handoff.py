@@ -222,13 +222,22 @@ class KvLayout:
         }
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """Returns the safetensors files of a checkpoint directory that has no index, by name.
+
+    Golden values of a test checkpoint lie beside the model and are not part of it.
+    """
+    paths = sorted(directory.glob("*.safetensors"))
+    return [path for path in paths if path.name != "golden.safetensors"]
+
+
 def weights_revision(directory: Path) -> str:
     """Returns a digest of a checkpoint directory's config and weights, 32 hex digits.
 
     Checkpoints up to 1 GiB are digested whole; of larger ones names, sizes and both ends of every
     file enter, which tells releases apart without reading hundreds of gigabytes.
     """
-    paths = sorted(directory.glob("*.safetensors"))
+    paths = weight_files(directory)
     whole = sum(path.stat().st_size for path in paths) <= _FULL_DIGEST_BYTES
     digest = hashlib.sha256()
     for path in [directory / "config.json", *paths]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.handoff import weight_files
 from engine.model.config import ModelConfig
 
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -82,7 +83,13 @@ class _Files:
                     f"{path} is not a complete safetensors file ({error}); copy it again"
                 ) from error
             for name in names:
-                self._where[_released_name(name)] = (path, name)
+                released = _released_name(name)
+                if released in self._where:
+                    raise CheckpointError(
+                        f"{path}: tensor {name} is also in {self._where[released][0].name}; "
+                        "remove the file that does not belong to the checkpoint"
+                    )
+                self._where[released] = (path, name)
 
     def names(self) -> Iterator[str]:
         return iter(self._where)
@@ -120,9 +127,7 @@ def _shards(directory: Path) -> list[Path]:
             raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
         paths = [directory / name for name in names]
     else:
-        paths = sorted(directory.glob("*.safetensors"))
-        # Golden values of a test checkpoint lie beside the model and are not part of it.
-        paths = [path for path in paths if path.name != "golden.safetensors"]
+        paths = weight_files(directory)
     if not paths:
         raise CheckpointError(f"{directory} holds no *.safetensors file; is it a checkpoint?")
     for path in paths:

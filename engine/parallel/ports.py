@@ -1,7 +1,7 @@
 """Opening the ports of one rank: dispatcher, vote and doorbell, by the backend's name.
 
-Opening is a collective: it returns when every rank of the group has opened with the same sizes,
-so that no rank meets a peer that is still loading inside a step.
+Opening is a collective: it returns when every rank of the group has opened with the same sizes.
+`Ports.ready` is another one, for when the rank has loaded its model.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Ports:
         dispatcher: expert dispatch and combine.
         vote: step agreement, and the doorbell behind `vote.ring` and `vote.wait_for_work`.
         progress: what the rank is doing, for error messages; the step loop sets `step_kind`.
+        ready: waits until every rank called it, with the start timeout: a rank calls it when it is
+            done loading, so that no peer meets it loading inside a step. Once.
         abort: marks the group as lost because of this rank, so that no peer waits for it.
         close: lets go of the segment. Twice is harmless.
     """
@@ -37,6 +39,7 @@ class Ports:
     dispatcher: Dispatcher
     vote: VotePort
     progress: Progress
+    ready: Callable[[], None]
     abort: Callable[[], None]
     close: Callable[[], None]
 
@@ -74,6 +77,7 @@ def _open_local(context: RankContext, shape: DispatchShape) -> Ports:
         dispatcher=LocalDispatcher(shape),
         vote=LocalVote(progress),
         progress=progress,
+        ready=_nothing,
         abort=_nothing,
         close=_nothing,
     )
@@ -92,7 +96,7 @@ def _open_shared_memory(context: RankContext, shape: DispatchShape) -> Ports:
         progress,
     )
     barrier()
-    return _ports(context, segment, dispatcher, vote, progress)
+    return _ports(context, segment, dispatcher, vote, progress, barrier)
 
 
 def _open_gloo(context: RankContext, shape: DispatchShape) -> Ports:
@@ -112,7 +116,7 @@ def _open_gloo(context: RankContext, shape: DispatchShape) -> Ports:
     )
     vote = GlooVote(votes, _doorbell(context, segment, progress), progress)
     barrier()
-    return _ports(context, segment, GlooDispatcher(experts, shape), vote, progress)
+    return _ports(context, segment, GlooDispatcher(experts, shape), vote, progress, barrier)
 
 
 def _join(
@@ -162,11 +166,13 @@ def _ports(
     dispatcher: Dispatcher,
     vote: VotePort,
     progress: Progress,
+    ready: Callable[[], None],
 ) -> Ports:
     return Ports(
         dispatcher=dispatcher,
         vote=vote,
         progress=progress,
+        ready=ready,
         abort=lambda: segment.abort(context.rank),
         close=segment.close,
     )

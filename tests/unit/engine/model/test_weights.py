@@ -1,6 +1,7 @@
 """Checkpoints: names, formats and shards that must load, and every kind of damage that must not."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,3 +312,11 @@ def test_all_float_formats_are_read_as_float32() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         value = normal(4).to(dtype)
         assert torch.equal(dequantise(value, None, "x", 128), value.float())
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "twice"
+    shutil.copytree(GOLDEN / "v4_hca8", directory)
+    shutil.copy(directory / "model.safetensors", directory / "model-old.safetensors")
+    with pytest.raises(CheckpointError, match=r"is also in model-old\.safetensors; remove"):
+        load_weights(directory, ModelConfig.load(directory))
