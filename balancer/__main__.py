@@ -7,7 +7,7 @@ import sys
 from importlib import metadata
 
 from balancer.config import FOREIGN_SECTIONS, BalancerSettings
-from balancer.handoffs import open_handoffs
+from balancer.remote.handoffs import open_handoffs
 from balancer.service import serve
 from balancer.text import ModelFilesError
 from kvstore.errors import StoreUrlError

@@ -18,18 +18,27 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Protocol, TypeVar
 
-from balancer.cleanup import CleanUps
-from balancer.failures import final_error, remedy_for
-from balancer.gate import Gate
-from balancer.journey import Emit, Journey, Limits, Pair
+from balancer.journey.cleanup import CleanUps
+from balancer.journey.failures import final_error, remedy_for
+from balancer.journey.gate import Gate
+from balancer.journey.placement import Placer
+from balancer.journey.request import Final, FinishReason, Request, Usage
+from balancer.journey.retry import Leg, RequestRetries, RetryBudget, backoff_s
+from balancer.journey.running import RequestCancelled, RunningRequests, deadline_passed
+from balancer.journey.state import Emit, Journey, Limits, Pair
+from balancer.journey.transcript import StreamBroken, Transcript
 from balancer.membership import Member, Membership
-from balancer.peers import Committed, FirstToken, LegCall, Peers, PrefixHit, Resumed, Ticket, Tokens
-from balancer.placement import Placer
-from balancer.request import Final, FinishReason, Request, Usage
-from balancer.retry import Leg, RequestRetries, RetryBudget, backoff_s
-from balancer.running import RequestCancelled, RunningRequests, deadline_passed
+from balancer.remote.peers import (
+    Committed,
+    FirstToken,
+    LegCall,
+    Peers,
+    PrefixHit,
+    Resumed,
+    Ticket,
+    Tokens,
+)
 from balancer.text import IncrementalText
-from balancer.transcript import StreamBroken, Transcript
 from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
 from runtime.errors import DisaggError, Reason, TooLate, Unavailable

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from balancer.journey.request import Delta, Final, FinishReason, Logprobs, Request
+from balancer.journey.running import RunningRequests
 from balancer.membership import Load, Member, Membership, MemberView, Role
 from balancer.pipeline import Pipeline
-from balancer.request import Delta, Final, FinishReason, Logprobs, Request
-from balancer.running import RunningRequests
 from balancer.text import ChatTurn, TextCodec, TextError
 from balancer.validation import bad_field, check_generate, check_model, check_request_id
 from disagg.v1 import (

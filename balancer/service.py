@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from balancer.admission import Admission
-from balancer.cleanup import CleanUps
 from balancer.config import BalancerSettings, LimitSettings
 from balancer.decisions import DecisionRing
-from balancer.gate import Gate
-from balancer.journey import Limits
+from balancer.journey.cleanup import CleanUps
+from balancer.journey.gate import Gate
+from balancer.journey.placement import Placer
+from balancer.journey.retry import RetryBudget
+from balancer.journey.running import RunningRequests
+from balancer.journey.state import Limits
 from balancer.membership import Membership, Role
-from balancer.peers import GrpcPeers
 from balancer.pipeline import Handoffs, Pipeline
-from balancer.placement import Placer
-from balancer.retry import RetryBudget
+from balancer.remote.peers import GrpcPeers
 from balancer.routing.policies import make_policy
-from balancer.running import RunningRequests
 from balancer.server import (
     GENERATE,
     SERVICES,

@@ -15,7 +15,7 @@ import re
 import uuid
 from collections.abc import Sequence
 
-from balancer.request import DEFAULT_MAX_TOKENS, Request, Sampling, seed_of
+from balancer.journey.request import DEFAULT_MAX_TOKENS, Request, Sampling, seed_of
 from balancer.text import ModelCard
 from disagg.v1 import common_pb2, generation_pb2
 from runtime.errors import FieldViolation, InvalidRequest, NotFound, Reason

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import calls
+from cli.local.topology import add_system_flags, topology_of
 from cli.output import duration, plural, say, show, size, table
-from cli.topology import add_system_flags, topology_of
 from runtime.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
 
 def run(options: argparse.Namespace) -> int:
     """Runs the demonstration."""
-    from cli.launcher import running_system
+    from cli.local.launcher import running_system
 
     topology = topology_of(options)
     with running_system(topology) as system:

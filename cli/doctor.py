@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cli.local.topology import DEFAULT_MODEL
 from cli.output import show, show_json, size, table
-from cli.topology import DEFAULT_MODEL
 from runtime.errors import ExitCode
 
 _PACKAGES = (

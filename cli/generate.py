@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
-    from cli import rendezvous
+    from cli.local import rendezvous
     from client import Client, Sampling
     from client.wire import completion_of
 

@@ -9,8 +9,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from cli.local.topology import add_system_flags, topology_of
 from cli.output import say, show, show_json, table
-from cli.topology import add_system_flags, topology_of
 from runtime.errors import ExitCode
 
 _LOOK_S = 0.5
@@ -34,8 +34,8 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
 
 def run(options: argparse.Namespace) -> int:
     """Runs until Ctrl-C or SIGTERM."""
-    from cli.launcher import running_system
-    from cli.rendezvous import announced
+    from cli.local.launcher import running_system
+    from cli.local.rendezvous import announced
 
     topology = topology_of(options)
     stop = threading.Event()

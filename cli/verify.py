@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from cli.errors import CommandError, usage
 from cli.golden import Case, Comparison, Golden, Verdict, load_golden
+from cli.local.topology import Topology, add_rank_flags, check_extras, topology_of
 from cli.output import plural, say, show, show_json
-from cli.topology import Topology, add_rank_flags, check_extras, topology_of
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 
@@ -136,7 +136,7 @@ def _system(
 ) -> tuple[Comparison, ...]:
     import dataclasses
 
-    from cli.launcher import running_system
+    from cli.local.launcher import running_system
 
     topology = dataclasses.replace(topology, kv_quantisers=golden.kv_quantisers)
     with running_system(topology, start_timeout_s=options.timeout) as system:

@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc.aio
 
-from balancer.cleanup import CleanUps
 from balancer.config import BalancerSettings
-from balancer.peers import GrpcPeers, Ticket
+from balancer.journey.cleanup import CleanUps
+from balancer.remote.peers import GrpcPeers, Ticket
 from balancer.service import Balancer, assemble
 from disagg.v1 import generation_pb2, generation_pb2_grpc
 from runtime.clock import SystemClock

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cli import launcher
 from cli.errors import CommandError
-from cli.launcher import Row
-from cli.topology import Topology
+from cli.local import launcher
+from cli.local.launcher import Row
+from cli.local.topology import Topology
 
 
 @dataclass
 class FakeSystem:
-    """What commands see of `cli.launcher.System`."""
+    """What commands see of `cli.local.launcher.System`."""
 
     address: str = "127.0.0.1:1"
     store_url: str = "unix:///s"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from balancer.request import seed_of
+from balancer.journey.request import seed_of
 from disagg.v1 import common_pb2, generation_pb2
 from runtime.errors import (
     AlreadyRunning,

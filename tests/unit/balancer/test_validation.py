@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.request import DEFAULT_MAX_TOKENS, seed_of
+from balancer.journey.request import DEFAULT_MAX_TOKENS, seed_of
 from balancer.text import ModelCard
 from balancer.validation import check_generate, check_model, check_request_id
 from disagg.v1 import generation_pb2

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from cli import rendezvous
+from cli.local import rendezvous
 from cli.main import main
 from runtime.errors import Unavailable
 from tests.fakes.front_door import FrontDoor, front_door

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import rendezvous, up
+from cli import up
 from cli.errors import CommandError
+from cli.local import rendezvous
 from cli.main import main
 from runtime.errors import ExitCode
 from tests.fakes.systems import FakeSystem, install

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cli.errors import CommandError
-from cli.topology import Topology, add_system_flags, ranks_of_layout, topology_of
+from cli.local.topology import Topology, add_system_flags, ranks_of_layout, topology_of
 from runtime.errors import ExitCode
 
-MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
+MODEL = Path(__file__).parents[4] / "models" / "tiny-v4"
 
 
 def of(*arguments: str) -> Topology:

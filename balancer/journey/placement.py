@@ -13,13 +13,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from balancer.cleanup import CleanUps
 from balancer.decisions import DecisionRing, decide
-from balancer.failures import no_pair_error
-from balancer.journey import Journey, Limits, Pair
+from balancer.journey.cleanup import CleanUps
+from balancer.journey.failures import no_pair_error
+from balancer.journey.retry import Leg
+from balancer.journey.state import Journey, Limits, Pair
 from balancer.membership import ExclusionCause, Member, Membership
-from balancer.peers import Peers
-from balancer.retry import Leg
+from balancer.remote.peers import Peers
 from balancer.routing.base import Placement, PlacementRequest, Policy
 from runtime.channel import hop_timeout_s
 from runtime.clock import Clock

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import children, launcher
 from cli.errors import CommandError
-from cli.launcher import running_system
-from cli.topology import Topology
+from cli.local import children, launcher
+from cli.local.launcher import running_system
+from cli.local.topology import Topology
 from runtime.errors import ExitCode
 
 pytestmark = pytest.mark.medium
@@ -64,7 +64,7 @@ STUBBORN = MEMBER.replace("lambda *_: stop.set()", "signal.SIG_IGN")
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Puts the stand-ins before the real packages, for children only."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     for name, program in (
         ("balancer", BALANCER),
         ("prefill_service", MEMBER),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from balancer.request import Delta, FinishReason, Logprobs
+from balancer.journey.request import Delta, FinishReason, Logprobs
 from balancer.text import IncrementalText, StopStrings
 
 

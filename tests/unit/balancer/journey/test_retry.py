@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balancer.retry import Leg, RequestRetries, RetryBudget, backoff_s
+from balancer.journey.retry import Leg, RequestRetries, RetryBudget, backoff_s
 
 
 def test_the_minutes_budget_runs_out_and_comes_back() -> None:

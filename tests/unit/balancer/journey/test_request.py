@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from balancer.request import Request, Sampling, seed_of
+from balancer.journey.request import Request, Sampling, seed_of
 
 
 def test_a_seed_follows_from_the_id_alone() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from balancer.cleanup import CleanUps
+from balancer.journey.cleanup import CleanUps
 from runtime.errors import Unavailable
 
 

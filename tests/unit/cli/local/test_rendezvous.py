@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import rendezvous
+from cli.local import rendezvous
 
 
 @pytest.fixture(autouse=True)

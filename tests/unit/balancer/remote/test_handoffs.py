@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from balancer.config import StoreSettings
-from balancer.handoffs import StoreHandoffs, open_handoffs
-from balancer.peers import Ticket
+from balancer.remote.handoffs import StoreHandoffs, open_handoffs
+from balancer.remote.peers import Ticket
 from kvstore.errors import StoreDown, StoreUrlError
 from runtime.clock import SystemClock
 

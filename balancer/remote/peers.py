@@ -16,8 +16,8 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from balancer.journey.request import FinishReason, Logprobs, Sampling
 from balancer.membership import Member
-from balancer.request import FinishReason, Logprobs, Sampling
 from disagg.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from runtime.channel import open_channel
 from runtime.errors import Bug, CallerLeft, Reason, Unavailable

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, Role
 from balancer.routing.base import Placement
-from balancer.transcript import StreamBroken
 from runtime.errors import (
     Bug,
     DisaggError,

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from balancer.journey.request import Delta, Request, Timing
+from balancer.journey.retry import Leg, RequestRetries
+from balancer.journey.transcript import Transcript
 from balancer.membership import Member
-from balancer.peers import LegCall
-from balancer.request import Delta, Request, Timing
-from balancer.retry import Leg, RequestRetries
-from balancer.transcript import Transcript
+from balancer.remote.peers import LegCall
 
 Emit = Callable[[Delta], Awaitable[None]]
 

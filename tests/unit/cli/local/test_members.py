@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cli.members import MemberRow, is_ready, list_members
+from cli.local.members import MemberRow, is_ready, list_members
 from tests.fakes.front_door import front_door
 
 pytestmark = pytest.mark.medium

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.request import FinishReason, Logprobs
-from balancer.transcript import StreamBroken, Transcript
+from balancer.journey.request import FinishReason, Logprobs
+from balancer.journey.transcript import StreamBroken, Transcript
 
 
 class Letters:

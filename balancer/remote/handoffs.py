@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from balancer.config import StoreSettings
-from balancer.peers import Ticket
+from balancer.remote.peers import Ticket
 from kvstore import KvStoreConfig, open_store
 from kvstore.config import parse_url
 from kvstore.errors import KvStoreError

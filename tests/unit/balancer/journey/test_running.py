@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from balancer.request import Request, Sampling
-from balancer.running import RequestCancelled, RunningRequests, deadline_passed
+from balancer.journey.request import Request, Sampling
+from balancer.journey.running import RequestCancelled, RunningRequests, deadline_passed
 from runtime.clock import ManualClock
 from runtime.errors import AlreadyRunning, Reason, TooLate
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from balancer.failures import final_error, no_pair_error, remedy_for
+from balancer.journey.failures import final_error, no_pair_error, remedy_for
+from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, MemberView
 from balancer.routing.base import PlacementRequest
 from balancer.routing.policies import make_policy
-from balancer.transcript import StreamBroken
 from runtime.errors import CLASS_OF_REASON, Bug, Corrupt, Reason, TooLate, Unavailable
 from tests.fakes.memberships import prefill, view
 

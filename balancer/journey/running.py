@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from balancer.request import Request
+from balancer.journey.request import Request
 from runtime.clock import Clock
 from runtime.errors import AlreadyRunning, Reason, TooLate
 

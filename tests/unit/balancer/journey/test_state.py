@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from balancer.journey import Journey, Limits
-from balancer.request import Delta, Request, Sampling
-from balancer.retry import Leg, RequestRetries
-from balancer.transcript import Transcript
+from balancer.journey.request import Delta, Request, Sampling
+from balancer.journey.retry import Leg, RequestRetries
+from balancer.journey.state import Journey, Limits
+from balancer.journey.transcript import Transcript
 from tests.fakes.memberships import member
 
 

@@ -8,9 +8,9 @@ from contextlib import aclosing
 import grpc.aio
 import pytest
 
+from balancer.journey.request import Sampling
 from balancer.membership import Member, Role
-from balancer.peers import Committed, FirstToken, GrpcPeers, LegCall, Ticket, Tokens
-from balancer.request import Sampling
+from balancer.remote.peers import Committed, FirstToken, GrpcPeers, LegCall, Ticket, Tokens
 from disagg.v1 import common_pb2
 from runtime.errors import Corrupt, Overloaded, Reason, TooLate, Unavailable
 from tests.fakes import members as fakes

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from balancer.admission import Admission
-from balancer.gate import Gate
+from balancer.journey.gate import Gate
 from runtime.clock import ManualClock
 from runtime.errors import Overloaded, Reason
 

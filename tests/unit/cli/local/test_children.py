@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import Child
 from cli.errors import CommandError
+from cli.local.children import Child
 
 pytestmark = pytest.mark.medium
 
@@ -67,11 +67,11 @@ def test_a_polite_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_child_ends_with_its_launcher(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import threading; threading.Event().wait()")
     launcher = (
-        "import os, pathlib, sys; from cli.children import Child;"
+        "import os, pathlib, sys; from cli.local.children import Child;"
         f"part = Child('part', ['program'], pathlib.Path({str(tmp_path)!r}));"
         "print(part.pid, flush=True); sys.stdin.read(); os._exit(9)"
     )
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     paths = [str(tmp_path), str(root), str(root / "proto")]
     process = subprocess.Popen(
         [sys.executable, "-c", launcher],

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from balancer.cleanup import CleanUps
 from balancer.decisions import DecisionRing, re_execute
-from balancer.journey import Journey, Limits
+from balancer.journey.cleanup import CleanUps
+from balancer.journey.placement import Placer
+from balancer.journey.request import Delta, FinishReason, Request, Sampling
+from balancer.journey.retry import Leg, RequestRetries
+from balancer.journey.state import Journey, Limits
+from balancer.journey.transcript import Transcript
 from balancer.membership import Member, Membership, Role
-from balancer.placement import Placer
-from balancer.request import Delta, FinishReason, Request, Sampling
-from balancer.retry import Leg, RequestRetries
 from balancer.routing.policies import make_policy
-from balancer.transcript import Transcript
 from runtime.clock import ManualClock
 from runtime.errors import InvalidRequest, Overloaded, TooLate, Unavailable
 from runtime.metrics import Metrics
 from tests.fakes.memberships import member
-from tests.unit.balancer.test_journey import NoText
+from tests.unit.balancer.journey.test_state import NoText
 
 POLICY = make_policy("least_outstanding")
 

@@ -16,10 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.children import Child
 from cli.errors import CommandError
+from cli.local.children import Child
+from cli.local.topology import Topology
 from cli.output import plural, say
-from cli.topology import Topology
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 
@@ -88,7 +88,7 @@ class System:
 
     def rows(self) -> list[Row]:
         """The processes and members, with the state the balancer sees."""
-        from cli.members import list_members
+        from cli.local.members import list_members
 
         pids = {child.name: str(child.pid) for child in self.children}
         rows = [
@@ -169,7 +169,7 @@ class System:
         return address
 
     def _wait_until_ready(self) -> None:
-        from cli.members import is_ready, list_members
+        from cli.local.members import is_ready, list_members
 
         started = self._clock.now()
         missing = dict(self._sides())

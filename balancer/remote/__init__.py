@@ -1,0 +1,1 @@
+"""What the balancer calls: prefill and decode members, and the shared store."""
