@@ -15,6 +15,9 @@ FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce")
 """Sections of prefill and decode that may stand in a shared file or environment."""
 
 
+_CONTROL_CALLS = 128  # heartbeats, probes and the like that are served beside requests
+
+
 class ModelSettings(Settings):
     """The model whose text is encoded here; weights are not needed."""
 
@@ -37,7 +40,7 @@ class AdmissionSettings(Settings):
     """Who may run, who waits."""
 
     max_running: int = setting(256, help="requests in flight at once", ge=1)
-    max_waiting: int = setting(1024, help="requests that may wait for a place", ge=0)
+    max_waiting: int = setting(512, help="requests that may wait for a place", ge=0)
     max_wait_s: float = setting(60.0, help="seconds a request may wait for a place", gt=0)
 
 
@@ -129,3 +132,15 @@ class BalancerSettings(Settings):
     limits: LimitSettings = LimitSettings()
     routing: RoutingSettings = RoutingSettings()
     log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _heartbeats_get_through(self) -> BalancerSettings:
+        admission, calls = self.admission, self.listen.max_concurrent_calls
+        wanted = admission.max_running + admission.max_waiting + _CONTROL_CALLS
+        if calls < wanted:
+            raise ValueError(
+                f"listen.max_concurrent_calls {calls} leaves no room for heartbeats beside "
+                f"admission.max_running {admission.max_running} and admission.max_waiting "
+                f"{admission.max_waiting}; raise it to {wanted} or lower those"
+            )
+        return self

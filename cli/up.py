@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
                 for line in table(cells, right=(4,)):
                     show(line)
                 show()
-                show(f'ask it    disagg generate "ROMEO:" --stream --address {system.address}')
+                show('ask it    disagg generate "ROMEO:" --stream')
                 show(f"logs      {system.directory}")
                 show("stop      Ctrl-C")
             try:

@@ -25,6 +25,10 @@ def test_the_store_is_the_only_thing_without_a_default() -> None:
         ({"limits": {"max_timeout_s": 5}}, "default_timeout_s 600.0 exceeds max_timeout_s 5.0"),
         ({"routing": {"policy": "best"}}, "policy 'best' is unknown; there are: least"),
         ({"admission": {"max_running": 0}}, "greater than or equal to 1"),
+        (
+            {"listen": {"max_concurrent_calls": 500}},
+            "listen.max_concurrent_calls 500 leaves no room for heartbeats",
+        ),
         ({"unknown": 1}, "Extra inputs are not permitted"),
     ],
 )

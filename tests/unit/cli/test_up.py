@@ -41,7 +41,7 @@ def test_it_shows_the_system_and_stops_when_asked(
     assert main(["up", "--model", MODEL, "--decode-ranks", "4"]) == 0
     captured = capsys.readouterr()
     assert "  decode  d0      h:2        ready   22" in captured.out.splitlines()
-    assert "--address 127.0.0.1:1" in captured.out
+    assert 'disagg generate "ROMEO:" --stream' in captured.out
     assert "/run/logs" in captured.out
     assert captured.err.endswith("draining\nstopped\n")
     assert system.topologies[0].decode_ranks == 4
