@@ -35,6 +35,9 @@ class ModelRunner:
                 f"{self._pool.max_tokens} (max_num_batched_tokens)"
             )
         with torch.inference_mode():
+            if plan.num_tokens == 0:
+                self._model.serve()
+                return StepResult(logits=torch.empty(0, self._model.config.vocab_size))
             inputs = self._inputs.build(plan)
             return StepResult(logits=self._model(inputs, self._pool))
 

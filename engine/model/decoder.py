@@ -78,6 +78,10 @@ class DecoderLayer:
         y = self._experts(x, inputs)
         return self._ffn_site.expand(y, streams, coefficients)
 
+    def serve(self) -> None:
+        """Runs this rank's experts for its peers only."""
+        self._experts.serve()
+
 
 class Decoder:
     """A DeepSeek-V4 model of one rank: everything but the experts of other ranks."""
@@ -143,3 +147,8 @@ class Decoder:
         hidden = self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
         logits: torch.Tensor = self._ops.linear(hidden, self._head)
         return logits[: inputs.num_samples]
+
+    def serve(self) -> None:
+        """Takes part in a step of the peers without rows: every collective, nothing else."""
+        for layer in self._layers:
+            layer.serve()

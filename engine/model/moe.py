@@ -82,23 +82,31 @@ class MixtureOfExperts:
             scale=config.routed_scaling_factor,
         )
         count = inputs.num_tokens
-        sent = self._dispatcher.dispatch(
-            x[:count],
-            self._placement.slots(ids[:count]),
-            weights[:count],
-            self._placement.slots_per_rank,
+        hidden = ops.swiglu(ops.linear(x, self._shared_gate_up), None, config.swiglu_limit)
+        result: torch.Tensor = ops.linear(hidden, self._shared_down)
+        chosen = self._routed(x[:count], self._placement.slots(ids[:count]), weights[:count])
+        result[:count] += chosen.sum(1)
+        return result
+
+    def serve(self) -> None:
+        """Runs this rank's experts for its peers, without rows of its own: a placeholder's part."""
+        config = self._config
+        self._routed(
+            torch.empty(0, config.hidden_size),
+            torch.empty(0, config.num_experts_per_tok, dtype=torch.int64),
+            torch.empty(0, config.num_experts_per_tok),
         )
-        outputs = ops.grouped_experts(
+
+    def _routed(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Rows, their slots and weights to the results of the chosen experts, [tokens, k, d]."""
+        sent = self._dispatcher.dispatch(x, slots, weights, self._placement.slots_per_rank)
+        outputs = self._ops.grouped_experts(
             sent.rows,
             sent.row_weights,
             sent.local_slots,
             self._gate_up,
             self._down,
-            config.swiglu_limit,
+            self._config.swiglu_limit,
             self._min_rows,
         )
-        hidden = ops.swiglu(ops.linear(x, self._shared_gate_up), None, config.swiglu_limit)
-        result: torch.Tensor = ops.linear(hidden, self._shared_down)
-        chosen = self._dispatcher.combine(outputs, sent.handle)
-        result[:count] += chosen.sum(1)
-        return result
+        return self._dispatcher.combine(outputs, sent.handle)

@@ -1,5 +1,7 @@
 """The runner's side of the contract with the scheduler: plans in, logits and bytes out."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -105,3 +107,34 @@ def test_logits_survive_the_next_step() -> None:
     kept = logits.clone()
     solo.feed(TOKENS[10:])
     assert torch.equal(logits, kept)
+
+
+def test_a_placeholder_performs_the_collectives_of_a_step_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solo = Solo(load(MODEL))
+    layers = solo.model.decoder._layers
+    calls: list[int] = []
+
+    class Counting:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def dispatch(self, rows: torch.Tensor, *rest: Any) -> Any:
+            calls.append(rows.shape[0])
+            return self._inner.dispatch(rows, *rest)
+
+        def combine(self, *rest: Any) -> Any:
+            return self._inner.combine(*rest)
+
+    for layer in layers:
+        experts = layer._experts
+        monkeypatch.setattr(experts, "_dispatcher", Counting(experts._dispatcher))
+    solo.feed([5, 6, 7])
+    assert calls == [3] * len(layers)
+    calls.clear()
+    before = solo.runner._pool.rows.clone()
+    result = solo.runner.run(placeholder_plan(StepKind.DECODE, 2))
+    assert calls == [0] * len(layers)
+    assert result.logits.shape == (0, solo.model.layout.config.vocab_size)
+    assert torch.equal(solo.runner._pool.rows, before)
