@@ -19,7 +19,7 @@ from contextlib import aclosing, contextmanager
 from typing import Protocol, TypeVar
 
 from balancer.journey.cleanup import CleanUps
-from balancer.journey.failures import final_error, remedy_for
+from balancer.journey.failures import final_error, newest_attempt, remedy_for
 from balancer.journey.gate import Gate
 from balancer.journey.placement import Placer
 from balancer.journey.request import Final, FinishReason, Request, Usage
@@ -235,9 +235,16 @@ class Pipeline:
         remedy = remedy_for(error)
         if remedy is not None and remedy.suspects_member:
             self._members.suspect(journey.member_id, str(error), now, limits.suspect_s)
+        newest = newest_attempt(error)
+        is_first_contact = journey.attempt == 1 and not journey.transcript.seq
+        if newest > journey.attempt and not is_first_contact:
+            raise error  # somebody else took this request over from us
         if (
             remedy is None
-            or not journey.retries.try_spend(journey.leg)
+            or not (
+                (newest and journey.retries.try_take_over())
+                or journey.retries.try_spend(journey.leg)
+            )
             or not self._budget.try_spend(remedy.cause, now)
         ):
             raise final_error(
@@ -256,7 +263,7 @@ class Pipeline:
         if remedy.avoids_member:
             journey.avoid.add(journey.member_id)
         journey.bypass_prefix = journey.bypass_prefix or remedy.bypasses_prefix
-        journey.attempt += 1
+        journey.attempt = max(journey.attempt, newest) + 1
         journey.transcript.begin(journey.attempt)
         await asyncio.sleep(
             backoff_s(

@@ -72,4 +72,5 @@ def _stale(request_id: str, attempt: int, newer: int) -> Conflict:
     return Conflict(
         f"request_id {request_id!r}: attempt {attempt} is stale, attempt {newer} took over",
         reason=Reason.STALE_ATTEMPT,
+        metadata={"newest_attempt": str(newer)},
     )

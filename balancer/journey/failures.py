@@ -61,6 +61,14 @@ def remedy_for(error: DisaggError | StreamBroken) -> Remedy | None:
     return _REMEDIES.get(error.reason)
 
 
+def newest_attempt(error: DisaggError | StreamBroken) -> int:
+    """The newer attempt that made ours stale; 0 if the error is another one or names none."""
+    if isinstance(error, DisaggError) and error.reason is Reason.STALE_ATTEMPT:
+        number = error.metadata.get("newest_attempt", "")
+        return int(number) if number.isdecimal() else 0
+    return 0
+
+
 def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -> DisaggError:
     """The error a caller gets when nothing more is tried.
 

@@ -174,13 +174,15 @@ class Placer:
         """How long to wait for what is missing, counted from the begin of the search.
 
         A first attempt does not wait for members that are not there; it does for one that is only
-        under suspicion, and a repeated attempt waits for members to come back.
+        under suspicion or silent for a moment, and a repeated attempt waits for members to come
+        back.
         """
         if isinstance(error, Overloaded):
             return self._limits.slot_wait_s
-        is_suspected = any(
-            exclusion.cause is ExclusionCause.SUSPECT for exclusion in placement.exclusions
+        may_return = any(
+            exclusion.cause in (ExclusionCause.SUSPECT, ExclusionCause.STALE)
+            for exclusion in placement.exclusions
         )
-        if isinstance(error, Unavailable) and (journey.attempt > 1 or is_suspected):
+        if isinstance(error, Unavailable) and (journey.attempt > 1 or may_return):
             return self._limits.recovery_wait_s
         return 0.0

@@ -53,11 +53,18 @@ class RequestRetries:
     """Retries of one request: how many each leg has left.
 
     A slot that could not be reserved costs a decode retry: nothing was computed, but it bounds how
-    long a request wanders.
+    long a request wanders. Taking over from an earlier life of the request (another balancer, or
+    the same id used before) costs neither.
     """
 
     prefill: int
     decode: int
+    takeover: int = 1
+
+    def try_take_over(self) -> bool:
+        """Takes the one free retry of a request whose id has been in use before."""
+        self.takeover -= 1
+        return self.takeover >= 0
 
     def try_spend(self, leg: Leg) -> bool:
         """Takes one retry for a failure of this leg; False if there is none left."""

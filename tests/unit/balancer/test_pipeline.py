@@ -163,6 +163,31 @@ async def test_failures_of_prefill_are_repeated(script: Script) -> None:
         await door.settle()
 
 
+async def test_an_id_that_was_used_before_takes_over_at_once() -> None:
+    async with front_door(limits={"prefill_retries": 0, "decode_retries": 0}) as door:
+        stale = Conflict(
+            "4 is newer", reason=Reason.STALE_ATTEMPT, metadata={"newest_attempt": "4"}
+        )
+        door.prefills[0].scripts.append(Script(error=stale))
+        messages = await door.generate()
+        assert tokens_of(messages) == answer(PROMPT, 6)
+        assert [call.attempt for call in door.prefills[0].calls] == [1, 5]
+        assert messages[-1].attempt == 5
+
+
+async def test_a_request_that_somebody_took_over_is_left_to_them() -> None:
+    async with front_door(**QUICK) as door:
+        stale = Conflict(
+            "2 is newer", reason=Reason.STALE_ATTEMPT, metadata={"newest_attempt": "2"}
+        )
+        door.decodes[0].scripts.append(Script(error=stale, after_tokens=1))
+        error = await door.generate()
+        assert isinstance(error, Conflict)
+        assert error.reason is Reason.STALE_ATTEMPT
+        assert len(door.prefills[0].calls) == 1
+        await door.settle()
+
+
 async def test_a_member_that_vanished_is_left_alone_for_a_while() -> None:
     async with front_door(decodes=2) as door:
         await door.decodes[0].stop()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from balancer.journey.failures import final_error, no_pair_error, remedy_for
+from balancer.journey.failures import final_error, newest_attempt, no_pair_error, remedy_for
 from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, MemberView
 from balancer.routing.base import PlacementRequest
 from balancer.routing.policies import make_policy
-from runtime.errors import CLASS_OF_REASON, Bug, Corrupt, Reason, TooLate, Unavailable
+from runtime.errors import CLASS_OF_REASON, Bug, Conflict, Corrupt, Reason, TooLate, Unavailable
 from tests.fakes.memberships import prefill, view
 
 FINAL = {
@@ -52,6 +52,18 @@ def test_a_store_that_is_down_is_no_members_fault() -> None:
     assert remedy is not None
     assert not remedy.suspects_member
     assert remedy_for(StreamBroken("gap")).suspects_member  # type: ignore[union-attr]
+
+
+def test_the_newer_attempt_is_read_from_the_error() -> None:
+    def stale(**metadata: str) -> Conflict:
+        return Conflict("x", reason=Reason.STALE_ATTEMPT, metadata=metadata)
+
+    assert newest_attempt(stale(newest_attempt="4")) == 4
+    assert newest_attempt(stale(newest_attempt="?")) == 0
+    assert newest_attempt(stale()) == 0
+    lost = Conflict("x", reason=Reason.LEASE_LOST, metadata={"newest_attempt": "4"})
+    assert newest_attempt(lost) == 0
+    assert newest_attempt(StreamBroken("gap")) == 0
 
 
 def test_before_the_first_token_an_error_stays_what_it_is() -> None:

@@ -34,6 +34,11 @@ def test_legs_have_budgets_of_their_own() -> None:
     ]
 
 
+def test_taking_over_is_free_once() -> None:
+    retries = RequestRetries(prefill=0, decode=0)
+    assert [retries.try_take_over() for _ in range(2)] == [True, False]
+
+
 def test_pauses_double_within_bounds_and_repeat_exactly() -> None:
     pauses = [backoff_s("r1", attempt, first_s=0.1, max_s=0.5) for attempt in range(2, 8)]
     assert pauses == [backoff_s("r1", attempt, first_s=0.1, max_s=0.5) for attempt in range(2, 8)]
