@@ -32,6 +32,10 @@ class PutItem(NamedTuple):
     ttl_ms: int
 
 
+OnBytes = Callable[[int], None]
+"""Called while a large value arrives, with the number of its bytes that are there so far."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendStatistics:
     """What a server says about itself; 0 where it does not say."""
@@ -69,8 +73,17 @@ class BlockStore(Protocol):
         """
         ...
 
-    def get(self, keys: Sequence[bytes], on_value: OnValue, allocate: Allocate) -> None:
-        """Reads values in order; `on_value` runs while later values are on the wire."""
+    def get(
+        self,
+        keys: Sequence[bytes],
+        on_value: OnValue,
+        allocate: Allocate,
+        on_bytes: OnBytes | None = None,
+    ) -> None:
+        """Reads values in order; the callbacks run while later bytes are on the wire.
+
+        `on_bytes` may be called any number of times between `allocate` and `on_value`, or never.
+        """
         ...
 
     def quarantine(self, key: bytes, header: bytes) -> bool:

@@ -18,6 +18,7 @@ from kvstore.backends.base import (
     LeaseGrant,
     LeaseOutcome,
     LeaseReply,
+    OnBytes,
     OnValue,
     PutItem,
 )
@@ -94,7 +95,13 @@ class MemoryBackend:
                 part.expires_ms = max(part.expires_ms, now_ms + ttl_ms)
             return True
 
-    def get(self, keys: Sequence[bytes], on_value: OnValue, allocate: Allocate) -> None:
+    def get(
+        self,
+        keys: Sequence[bytes],
+        on_value: OnValue,
+        allocate: Allocate,
+        on_bytes: OnBytes | None = None,
+    ) -> None:
         """See `BlockStore`."""
         for idx, key in enumerate(keys):
             with self._lock:
@@ -106,6 +113,8 @@ class MemoryBackend:
             view = flat_view(allocate(len(data)))[: len(data)]
             if data:
                 view[:] = data
+            if on_bytes is not None:
+                on_bytes(len(data))
             on_value(idx, view)
 
     def quarantine(self, key: bytes, header: bytes) -> bool:

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from kvstore.backends.base import Allocate
+from kvstore.backends.base import Allocate, OnBytes
 from kvstore.backends.resp import (
     Command,
     Connection,
@@ -42,6 +42,7 @@ class RespPool:
         *,
         allocate: Allocate = new_buffer,
         depth: int = 16,
+        on_bytes: OnBytes | None = None,
     ) -> None:
         """Runs commands on one connection; see `Connection.run`.
 
@@ -50,7 +51,7 @@ class RespPool:
         """
         connection = self._take() or self._connect()
         try:
-            connection.run(commands, on_reply, allocate, depth)
+            connection.run(commands, on_reply, allocate, depth, on_bytes)
         except (OSError, ProtocolError) as error:
             connection.close()
             raise StoreDown(self._url.address, _describe(error)) from error

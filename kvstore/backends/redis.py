@@ -24,6 +24,7 @@ from kvstore.backends.base import (
     LeaseGrant,
     LeaseOutcome,
     LeaseReply,
+    OnBytes,
     OnValue,
     PutItem,
 )
@@ -116,7 +117,13 @@ class RedisBackend:
         """See `BlockStore`."""
         return bool(self._script("index_put", [key, *segments], [expected, value, ttl_ms]))
 
-    def get(self, keys: Sequence[bytes], on_value: OnValue, allocate: Allocate) -> None:
+    def get(
+        self,
+        keys: Sequence[bytes],
+        on_value: OnValue,
+        allocate: Allocate,
+        on_bytes: OnBytes | None = None,
+    ) -> None:
         """See `BlockStore`."""
         if not keys:
             return
@@ -129,7 +136,7 @@ class RedisBackend:
                 on_value(idx, reply if isinstance(reply, memoryview) else None)
 
         commands: list[Command] = [encode_keys(b"GET", (key,)) for key in keys]
-        self._pool.run(commands, on_reply, allocate=allocate, depth=self._depth)
+        self._pool.run(commands, on_reply, allocate=allocate, depth=self._depth, on_bytes=on_bytes)
         if errors:
             raise self._refusal(str(errors[0]))
 

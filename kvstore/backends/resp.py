@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from kvstore.backends.base import Allocate
+from kvstore.backends.base import Allocate, OnBytes
 from kvstore.backends.transport import Transport
 from kvstore.buffers import new_buffer
 from kvstore.keys import HEADER_BYTES, MAX_SEGMENT_BYTES, Buffer, flat_view
@@ -61,8 +61,8 @@ class ReplyReader:
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # unread bytes are _buffer[_start:_end]
 
-    def read(self, allocate: Allocate = new_buffer) -> Reply:
-        """The next reply.
+    def read(self, allocate: Allocate = new_buffer, on_bytes: OnBytes | None = None) -> Reply:
+        """The next reply; `on_bytes` is told how much of a bulk string has arrived.
 
         Returns:
             An integer, a simple string (bytes), a bulk string (view of allocated memory) or None.
@@ -74,7 +74,7 @@ class ReplyReader:
         line = self._line()
         kind, rest = line[:1], line[1:]
         if kind == b"$":
-            return self._bulk(_integer(rest), allocate)
+            return self._bulk(_integer(rest), allocate, on_bytes)
         if kind == b":":
             return _integer(rest)
         if kind == b"+":
@@ -100,7 +100,9 @@ class ReplyReader:
                 self._start, self._end = 0, size
             self._end += self._more([self._view[self._end :]])
 
-    def _bulk(self, num_bytes: int, allocate: Allocate) -> memoryview | None:
+    def _bulk(
+        self, num_bytes: int, allocate: Allocate, on_bytes: OnBytes | None
+    ) -> memoryview | None:
         if num_bytes == -1:
             return None
         if not 0 <= num_bytes <= self._max_value_bytes:
@@ -118,6 +120,8 @@ class ReplyReader:
             spill = self._view[:_SPILL_BYTES]
             while filled < num_bytes:
                 filled += self._more([value[filled:], spill])
+                if on_bytes is not None:
+                    on_bytes(min(filled, num_bytes))
             self._end = filled - num_bytes
         while self._end - self._start < 2:
             if self._start == self._end:
@@ -198,7 +202,12 @@ class Connection:
         return self._transport.is_idle()
 
     def run(
-        self, commands: Iterable[Command], on_reply: OnReply, allocate: Allocate, depth: int
+        self,
+        commands: Iterable[Command],
+        on_reply: OnReply,
+        allocate: Allocate,
+        depth: int,
+        on_bytes: OnBytes | None = None,
     ) -> None:
         """Sends commands with at most `depth` unanswered and calls back with each reply in order.
 
@@ -220,7 +229,7 @@ class Connection:
                 return
             reply: Reply | ReplyError
             try:
-                reply = self._reader.read(allocate)
+                reply = self._reader.read(allocate, on_bytes)
             except ReplyError as error:
                 reply = error
             on_reply(received, reply)

@@ -19,6 +19,7 @@ from kvstore.keys import (
     Buffer,
     Expected,
     HeaderError,
+    RunningDigest,
     Verified,
     combine_digests,
     flat_view,
@@ -142,15 +143,19 @@ class _Reading:
         keys = [self._requests[item.idx].ref.key(self._fingerprint, item.number) for item in wanted]
         position = 0
 
+        digest = RunningDigest()
+
         def place(size: int) -> Buffer:
-            return self._place(wanted[position], size)
+            value = flat_view(self._place(wanted[position], size))
+            digest.begin(value)
+            return value
 
         def on_value(idx: int, value: memoryview | None) -> None:
             nonlocal position
-            self._take(wanted[idx], keys[idx], value)
+            self._take(wanted[idx], keys[idx], value, digest)
             position = idx + 1
 
-        self._payloads.backend.get(keys, on_value, place)
+        self._payloads.backend.get(keys, on_value, place, digest.advance)
 
     def _place(self, wanted: _Wanted, size: int) -> Buffer:
         """Memory for a value that is about to be received."""
@@ -163,7 +168,9 @@ class _Reading:
             self._arenas[wanted.idx] = _Arena(parts, self._allocate)
         return self._arenas[wanted.idx].slot(wanted.number)
 
-    def _take(self, wanted: _Wanted, key: bytes, value: memoryview | None) -> None:
+    def _take(
+        self, wanted: _Wanted, key: bytes, value: memoryview | None, digest: RunningDigest
+    ) -> None:
         idx, ref = wanted.idx, self._requests[wanted.idx].ref
         if idx in self._failures:
             return
@@ -182,7 +189,7 @@ class _Reading:
             part.digest if part else None,
         )
         try:
-            found = verify_segment(value, expected)
+            found = verify_segment(value, expected, digest.finish(value))
         except HeaderError as error:
             self._failures[idx] = BlockCorrupt(
                 ref.component.kind, ref.position, error.reason, str(error)

@@ -15,6 +15,7 @@ from kvstore.keys import (
     Expected,
     Header,
     HeaderError,
+    RunningDigest,
     attempt_key,
     body_key,
     combine_digests,
@@ -234,3 +235,15 @@ def test_flat_views(buffer: bytes) -> None:
 def test_empty_buffers_have_flat_views() -> None:
     assert len(flat_view(b"")) == 0
     assert len(flat_view(memoryview(bytearray()))) == 0
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 600_000])
+@pytest.mark.parametrize("steps", [(), (40,), (64, 65), (10, 300_000, 500_000), (700_000,)])
+def test_a_running_digest_is_the_digest(num_bytes: int, steps: tuple[int, ...]) -> None:
+    value = memoryview(bytes(HEADER_BYTES) + b"abc" * (num_bytes // 3))
+    running = RunningDigest()
+    for _ in range(2):
+        running.begin(value)
+        for step in steps:
+            running.advance(min(step, len(value)))
+        assert running.finish(value) == payload_digest(value[HEADER_BYTES:])

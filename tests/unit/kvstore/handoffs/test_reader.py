@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseReply, OnValue
+from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseReply, OnBytes, OnValue
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import BlockCorrupt, LeaseLost, StoreDown
 from kvstore.handoffs.reader import require_granted
@@ -24,9 +24,15 @@ class Slow(MemoryBackend):
         self.clock, self.read_s, self.num_renewed = clock, read_s, 0
         self.is_down = False
 
-    def get(self, keys: Sequence[bytes], on_value: OnValue, allocate: Allocate) -> None:
+    def get(
+        self,
+        keys: Sequence[bytes],
+        on_value: OnValue,
+        allocate: Allocate,
+        on_bytes: OnBytes | None = None,
+    ) -> None:
         self.clock.advance(self.read_s)
-        super().get(keys, on_value, allocate)
+        super().get(keys, on_value, allocate, on_bytes)
 
     def renew(self, keys: HandoffKeys, fencing_token: int, lease_ms: int) -> LeaseReply:
         self.num_renewed += 1
