@@ -37,19 +37,27 @@ def _text(value: str) -> bytes:
     return _head(_TEXT, len(encoded)) + encoded
 
 
-# Token ids below 2^16 cover most vocabularies; a table of heads makes hashing a join.
-_SMALL = tuple(_head(0, value) for value in range(1 << 16))
+class _Tokens(dict[int, bytes]):
+    """CBOR of token ids, kept as they are met, so that hashing a block is a join of what is kept.
+
+    Bounded: ids beyond every known vocabulary are encoded anew each time.
+    """
+
+    _KEPT_BELOW = 1 << 18
+
+    def __missing__(self, token_id: int) -> bytes:
+        if not 0 <= token_id <= MAX_TOKEN_ID:
+            raise ValueError(f"token id {token_id} is not in 0..{MAX_TOKEN_ID}")
+        encoded = _head(0, token_id)
+        if token_id < self._KEPT_BELOW:
+            self[token_id] = encoded
+        return encoded
+
+
+_TOKENS = _Tokens()
 
 ROOT: bytes = hashlib.sha256(_text("vllm-none-hash")).digest()
 """Parent of the first block of every chain."""
-
-
-def _token(token_id: int) -> bytes:
-    if 0 <= token_id < len(_SMALL):
-        return _SMALL[token_id]
-    if not 0 <= token_id <= MAX_TOKEN_ID:
-        raise ValueError(f"token id {token_id} is not in 0..{MAX_TOKEN_ID}")
-    return _head(0, token_id)
 
 
 def extend(parent: bytes, token_ids: Sequence[int], *, salt: str = "") -> bytes:
@@ -75,7 +83,7 @@ def extend(parent: bytes, token_ids: Sequence[int], *, salt: str = "") -> bytes:
                 _head(_ARRAY, 3),
                 _head(_BYTES, len(parent)) + parent,
                 _head(_ARRAY, len(token_ids)),
-                *map(_token, token_ids),
+                *map(_TOKENS.__getitem__, token_ids),
                 extra,
             )
         )
