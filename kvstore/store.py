@@ -23,14 +23,15 @@ from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig, StoreUrl, parse_url
 from kvstore.handoffs.handoff import Handoffs
 from kvstore.handoffs.leases import JanitorReport, LeaseRecord, classify, sweep
+from kvstore.handoffs.prefetched import Prefetched
 from kvstore.handoffs.reader import HandoffReader, ReaderParts
 from kvstore.keys import FINGERPRINT_BYTES, HASH_BYTES, Buffer, Component
 from kvstore.lookup import PrefixMatch, candidate_ends, count_contiguous, match_prefix
 from kvstore.payloads.payloads import Payloads
-from kvstore.payloads.reading import ReadRequest, read
+from kvstore.payloads.reading import ReadRequest, read, read_with_digests
 from kvstore.payloads.sealing import PayloadRef, block_refs
 from kvstore.statistics import Counters, StoreStatistics, counted
-from kvstore.ticket import HandoffDraft, Ticket
+from kvstore.ticket import HandoffDraft, Ticket, TokenChain
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -217,21 +218,36 @@ class KvStore:
             return self._handoffs.commit(draft)
 
     def open_ticket(
-        self, ticket: Ticket, token_ids: Sequence[int], salt: str = ""
+        self, ticket: Ticket, tokens: Sequence[int] | TokenChain, salt: str = ""
     ) -> HandoffReader:
         """Verifies a ticket against the caller's tokens and takes its lease.
 
         Args:
             ticket: As it came.
-            token_ids: Exactly the tokens whose KV it must hold (`ticket.num_tokens` of them).
-            salt: Tenant salt of the request.
+            tokens: Exactly the tokens whose KV it must hold (`ticket.num_tokens` of them), or their
+                chain, which takes a millisecond per 10,000 tokens to compute.
+            salt: Tenant salt of the request; a chain has its own.
 
         Raises:
             LayoutDiffers, TicketInvalid, StaleAttempt, LeaseLost: The ticket is refused.
             BlockMissing, BlockCorrupt: Its body is gone or wrong.
         """
         with counted(self._counters):
-            return self._handoffs.open(ticket, token_ids, salt)
+            return self._handoffs.open(ticket, tokens, salt)
+
+    def prefetch(
+        self, hashes: Sequence[bytes], into: Prefetched, allocate: Allocate = new_buffer
+    ) -> None:
+        """Reads blocks of a hand-off that is not committed yet; see `HandoffReader.fetch`.
+
+        Raises:
+            BlockMissing, BlockCorrupt: As `get_blocks`; nothing of this call is kept then.
+        """
+        self._check_hashes(hashes)
+        with counted(self._counters):
+            names = into.missing(hashes)
+            requests = [ReadRequest(ref) for ref in block_refs(names)]
+            into.add(names, read_with_digests(self._payloads, requests, allocate))
 
     def abort(self, handoff_id: str) -> bool:
         """Deletes a committed hand-off whoever holds it; False if there is none (any more)."""

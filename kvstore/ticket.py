@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgpack
 
@@ -54,6 +55,42 @@ class Ticket:
     fencing_token: int
     remaining_s: float
     traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChain:
+    """Names of a sequence of tokens; whoever knows the tokens early computes them early.
+
+    Attributes:
+        num_tokens: Tokens in all.
+        block_tokens: Tokens per block.
+        hashes: Names of all full blocks.
+        tail: Name of the tokens after the last full block.
+    """
+
+    num_tokens: int
+    block_tokens: int
+    hashes: tuple[bytes, ...]
+    tail: bytes
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], block_tokens: int, salt: str = "") -> Self:
+        """Hashes a sequence under a tenant's salt.
+
+        Raises:
+            TicketInvalid: A token id is out of range.
+        """
+        try:
+            hashes = block_hash.chain(token_ids, block_tokens, salt=salt)
+        except ValueError as error:
+            raise TicketInvalid("token_ids", str(error), "token ids in 0..2^32-1") from None
+        last = hashes[-1] if hashes else b""
+        return cls(
+            num_tokens=len(token_ids),
+            block_tokens=block_tokens,
+            hashes=tuple(hashes),
+            tail=tail_hash(last, token_ids[len(hashes) * block_tokens :], salt),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +335,9 @@ def check_body(ticket: Ticket, body: TicketBody, stored: Buffer, *, block_tokens
         raise TicketInvalid("num_blocks", len(body.block_digests), body.num_tokens // block_tokens)
 
 
-def check_tokens(body: TicketBody, token_ids: Sequence[int], salt: str) -> list[bytes]:
+def check_tokens(
+    body: TicketBody, tokens: Sequence[int] | TokenChain, salt: str
+) -> tuple[bytes, ...]:
     """Chain hashes of the caller's tokens, which must be the ones the body was made for.
 
     Returns:
@@ -308,19 +347,18 @@ def check_tokens(body: TicketBody, token_ids: Sequence[int], salt: str) -> list[
         TicketInvalid: Another number of tokens, or ids that are not token ids.
         BlockCorrupt: The state belongs to other tokens (reason `chain`).
     """
-    if len(token_ids) != body.num_tokens:
-        raise TicketInvalid("num_tokens", body.num_tokens, len(token_ids))
-    try:
-        hashes = block_hash.chain(token_ids, body.block_tokens, salt=salt)
-    except ValueError as error:
-        raise TicketInvalid("token_ids", str(error), "token ids in 0..2^32-1") from None
-    last = hashes[-1] if hashes else b""
-    if last != body.last_block_hash:
+    num_tokens = tokens.num_tokens if isinstance(tokens, TokenChain) else len(tokens)
+    if num_tokens != body.num_tokens:
+        raise TicketInvalid("num_tokens", body.num_tokens, num_tokens)
+    if not isinstance(tokens, TokenChain):
+        tokens = TokenChain.of(tokens, body.block_tokens, salt)
+    if tokens.block_tokens != body.block_tokens:
+        raise TicketInvalid("block_tokens", body.block_tokens, tokens.block_tokens)
+    if (tokens.hashes[-1] if tokens.hashes else b"") != body.last_block_hash:
         raise BlockCorrupt("body", 0, "chain", "the blocks belong to other tokens")
-    tail_tokens = token_ids[len(hashes) * body.block_tokens :]
-    if tail_hash(last, tail_tokens, salt) != body.tail_hash:
+    if tokens.tail != body.tail_hash:
         raise BlockCorrupt("body", 0, "chain", "the tail belongs to other tokens")
-    return hashes
+    return tokens.hashes
 
 
 def _shown(value: object) -> object:

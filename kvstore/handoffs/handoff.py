@@ -38,6 +38,7 @@ from kvstore.ticket import (
     HandoffDraft,
     Ticket,
     TicketBody,
+    TokenChain,
     body_digest,
     check_body,
     check_ticket,
@@ -160,7 +161,7 @@ class Handoffs:
             traceparent=draft.traceparent,
         )
 
-    def open(self, ticket: Ticket, token_ids: Sequence[int], salt: str) -> HandoffReader:
+    def open(self, ticket: Ticket, tokens: Sequence[int] | TokenChain, salt: str) -> HandoffReader:
         """Checks ticket, body and tokens, then takes the lease.
 
         Raises:
@@ -172,7 +173,7 @@ class Handoffs:
         check_ticket(ticket, fingerprint=self._fingerprint)
         check_attempt(self._leases, ticket.request_id, ticket.attempt)
         body = self._read_body(ticket)
-        hashes = check_tokens(body, token_ids, salt)
+        hashes = check_tokens(body, tokens, salt)
         keys = self._keys(body)
         reply = self._leases.acquire(
             keys,

@@ -19,6 +19,7 @@ from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseRepl
 from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig
 from kvstore.errors import KvStoreError, LeaseLost, StaleAttempt
+from kvstore.handoffs.prefetched import Prefetched
 from kvstore.keys import TAIL_COMPONENTS, Component, attempt_key
 from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.reading import ReadRequest, read
@@ -89,28 +90,21 @@ class HandoffReader:
         """The verified ticket body."""
         return self._body
 
-    def fetch(self, allocate: Allocate = new_buffer) -> FetchedState:
+    def fetch(
+        self, allocate: Allocate = new_buffer, prefetched: Prefetched | None = None
+    ) -> FetchedState:
         """Reads and verifies everything; renews the lease meanwhile and checks it at the end.
 
         Args:
             allocate: Memory for each payload, with 64 bytes in front for its header.
+            prefetched: Blocks read before; those with the digest of the ticket are used.
 
         Raises:
             BlockMissing, BlockCorrupt: A payload is gone or wrong (and quarantined).
             LeaseLost, StaleAttempt: What was read is discarded.
         """
         with counted(self._parts.counters):
-            requests = [
-                ReadRequest(ref=ref, digest=digest)
-                for ref, digest in zip(
-                    block_refs(self._hashes), self._body.block_digests, strict=True
-                )
-            ]
-            blocks: list[memoryview] = []
-            for start in range(0, len(requests), _BLOCKS_PER_READ):
-                stop = start + _BLOCKS_PER_READ
-                blocks += read(self._parts.payloads, requests[start:stop], allocate)
-                self._renew_if_due()
+            blocks = self._fetch_blocks(allocate, prefetched or Prefetched())
             tail_kv, tail_state = read(
                 self._parts.payloads,
                 [self._tail_request(component) for component in TAIL_COMPONENTS],
@@ -173,6 +167,24 @@ class HandoffReader:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+    def _fetch_blocks(self, allocate: Allocate, prefetched: Prefetched) -> list[memoryview]:
+        named = zip(self._hashes, self._body.block_digests, strict=True)
+        found = [prefetched.take(name, digest) for name, digest in named]
+        requests = [
+            ReadRequest(ref, digest)
+            for ref, digest, payload in zip(
+                block_refs(self._hashes), self._body.block_digests, found, strict=True
+            )
+            if payload is None
+        ]
+        rest: list[memoryview] = []
+        for start in range(0, len(requests), _BLOCKS_PER_READ):
+            chunk = requests[start : start + _BLOCKS_PER_READ]
+            rest += read(self._parts.payloads, chunk, allocate)
+            self._renew_if_due()
+        remaining = iter(rest)
+        return [next(remaining) if payload is None else payload for payload in found]
 
     def _renew_if_due(self) -> None:
         if self._parts.clock() - self._renewed_at > self._parts.config.lease_s / 3:

@@ -56,6 +56,13 @@ def read(
         BlockMissing: The first payload that is not there, or not completely.
         BlockCorrupt: The first payload that failed a check; its key was quarantined.
     """
+    return [payload for payload, _ in read_with_digests(payloads, requests, allocate)]
+
+
+def read_with_digests(
+    payloads: Payloads, requests: Sequence[ReadRequest], allocate: Allocate = new_buffer
+) -> list[tuple[memoryview, bytes]]:
+    """As `read`, each payload with its digest."""
     return _Reading(payloads, requests, allocate).run()
 
 
@@ -121,7 +128,7 @@ class _Reading:
         self._failures: dict[int, KvStoreError] = {}
         self._bad: list[tuple[bytes, bytes]] = []
 
-    def run(self) -> list[memoryview]:
+    def run(self) -> list[tuple[memoryview, bytes]]:
         first: list[_Wanted] = []
         for idx, request in enumerate(self._requests):
             if request.segments is None:
@@ -133,10 +140,10 @@ class _Reading:
         for idx in range(len(self._requests)):
             if self._requests[idx].segments is None and self._found[idx][0].num_segments > 1:
                 self._read_rest(idx)
-        self._check_digests()
+        digests = self._check_digests()
         results = [self._result(idx) for idx in range(len(self._requests))]
         self._payloads.counters.add(blocks_read=len(results), bytes_read=sum(map(len, results)))
-        return results
+        return list(zip(results, digests, strict=True))
 
     def _get(self, wanted: Sequence[_Wanted]) -> None:
         """Reads segments and verifies each as it arrives."""
@@ -216,11 +223,10 @@ class _Reading:
         self._finish_round()
         self._payloads.remember(ref, len(parts))
 
-    def _check_digests(self) -> None:
+    def _check_digests(self) -> list[bytes]:
+        digests = [combine_digests([part.digest for part in parts]) for parts in self._found]
         for idx, request in enumerate(self._requests):
-            if request.digest is None:
-                continue
-            if combine_digests([part.digest for part in self._found[idx]]) != request.digest:
+            if request.digest not in (None, digests[idx]):
                 ref = request.ref
                 # The value fits its name, yet it is not the one that was handed over.
                 key = ref.key(self._fingerprint, 0)
@@ -229,6 +235,7 @@ class _Reading:
                     ref.component.kind, ref.position, "digest", "its digest is not the ticket's"
                 )
         self._finish_round()
+        return digests
 
     def _result(self, idx: int) -> memoryview:
         if idx in self._arenas:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore import KvStore, LeaseState, PrefixMatch
+from kvstore import KvStore, LeaseState, Prefetched, PrefixMatch, TokenChain
 from kvstore.errors import (
     BlockCorrupt,
     BlockMissing,
@@ -309,6 +309,49 @@ def test_a_draft_that_contradicts_itself_is_refused(
     with pytest.raises(TicketInvalid) as caught:
         store.commit(draft)
     assert caught.value.field == field
+
+
+def test_prefetched_blocks_are_not_read_again(store: KvStore) -> None:
+    prefetched = Prefetched()
+    digests = store.put_blocks(list(zip(PROMPT.hashes, PROMPT.payloads, strict=True)), attempt=1)
+    store.prefetch(PROMPT.hashes[:2], prefetched)
+    store.prefetch(PROMPT.hashes[:2], prefetched)
+    assert prefetched.num_bytes == 200
+    ticket = store.commit(PROMPT.draft(digests))
+    chain = TokenChain.of(PROMPT.token_ids, BLOCK_TOKENS)
+    with store.open_ticket(ticket, chain) as reader:
+        state = reader.fetch(prefetched=prefetched)
+    assert [bytes(block) for block in state.blocks] == PROMPT.payloads
+    assert store.statistics().blocks_read == 2 + 1 + 2
+    assert prefetched.num_bytes == 0
+
+
+def test_a_prefetched_block_that_is_not_the_tickets_is_read_again(
+    store: KvStore, raw: RawStore
+) -> None:
+    prefetched = Prefetched()
+    store.put_block(PROMPT.hashes[0], b"an earlier one", attempt=1)
+    store.prefetch(PROMPT.hashes[:1], prefetched)
+    raw.delete(data_key(FINGERPRINT, PROMPT.hashes[0], 1, 0))  # type: ignore[arg-type]
+    with store.open_ticket(PROMPT.hand_over(store), PROMPT.token_ids) as reader:
+        state = reader.fetch(prefetched=prefetched)
+    assert [bytes(block) for block in state.blocks] == PROMPT.payloads
+
+
+def test_a_chain_of_other_tokens_is_refused(store: KvStore) -> None:
+    ticket = PROMPT.hand_over(store)
+    for chain in (
+        TokenChain.of((9, *PROMPT.token_ids[1:]), BLOCK_TOKENS),
+        TokenChain.of((*PROMPT.token_ids[:-1], 9), BLOCK_TOKENS),
+        TokenChain.of(PROMPT.token_ids, BLOCK_TOKENS, "salt"),
+    ):
+        with pytest.raises(BlockCorrupt, match="other tokens"):
+            store.open_ticket(ticket, chain)
+    with pytest.raises(TicketInvalid):
+        store.open_ticket(ticket, TokenChain.of(PROMPT.token_ids[:-1], BLOCK_TOKENS))
+    with pytest.raises(TicketInvalid):
+        store.open_ticket(ticket, TokenChain.of(PROMPT.token_ids, 2 * BLOCK_TOKENS))
+    read_all(store, PROMPT, ticket)
 
 
 # Refused tickets
