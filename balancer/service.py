@@ -185,19 +185,7 @@ def assemble(
         stale_after_s=settings.membership.stale_after_s,
         forget_after_s=settings.membership.forget_after_s,
     )
-    errors = ErrorMap()
-    errors.register(TextError, text_error)
-    host = Host(
-        role="balancer",
-        clock=clock,
-        metrics=metrics,
-        work=frozenset({GENERATE}),
-        services=SERVICES,
-        listen=settings.listen,
-        drain=settings.drain,
-        errors=errors,
-        options=BALANCER_OPTIONS,
-    )
+    host = _host(settings, clock, metrics)
     admission = Admission(
         max_running=settings.admission.max_running, max_waiting=settings.admission.max_waiting
     )
@@ -240,6 +228,22 @@ def assemble(
         cleanups=cleanups,
         store=store,
         codec=codec,
+    )
+
+
+def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics) -> Host:
+    errors = ErrorMap()
+    errors.register(TextError, text_error)
+    return Host(
+        role="balancer",
+        clock=clock,
+        metrics=metrics,
+        work=frozenset({GENERATE}),
+        services=SERVICES,
+        listen=settings.listen,
+        drain=settings.drain,
+        errors=errors,
+        options=BALANCER_OPTIONS,
     )
 
 

@@ -1,7 +1,8 @@
-"""A stand-in for a launched system, around a balancer that already runs in the test."""
+"""Launched systems for tests: real ones, and a stand-in around a balancer of the test's own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ import pytest
 
 from cli.errors import CommandError
 from cli.local import launcher
-from cli.local.launcher import Row
+from cli.local.launcher import Row, System
 from cli.local.topology import Topology
+from tests.fakes.processes import ROOT
 
 
 @dataclass
@@ -35,6 +37,19 @@ class FakeSystem:
     def check(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+@contextmanager
+def launched(*, prefill_ranks: int = 1, decode_ranks: int = 2) -> Iterator[System]:
+    """A real system of the bundled model, started from the source tree."""
+    paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
+    topology = Topology(
+        model=ROOT / "models" / "tiny-v4", prefill_ranks=prefill_ranks, decode_ranks=decode_ranks
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        with launcher.running_system(topology) as system:
+            yield system
 
 
 def install(monkeypatch: pytest.MonkeyPatch, system: FakeSystem) -> FakeSystem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,12 +12,12 @@ import grpc
 import pytest
 import redis
 
-from cli.local.launcher import System, running_system
-from cli.local.topology import Topology
+from cli.local.launcher import System
 from client import AsyncClient, ChatMessage, Client, ClientError, Sampling
 from disagg.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
 from kvstore import KvStoreConfig, open_store
 from tests.fakes.processes import ROOT
+from tests.fakes.systems import launched
 
 pytestmark = [pytest.mark.medium, pytest.mark.timeout(200)]
 
@@ -33,17 +32,8 @@ def greedy(max_tokens: int = 64) -> Sampling:
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, before] if before else paths)
-    try:
-        with running_system(Topology(model=MODEL, decode_ranks=2)) as running:
-            yield running
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    with launched(decode_ranks=2) as running:
+        yield running
 
 
 def statistics(system: System) -> dict[str, float]:
