@@ -61,6 +61,19 @@ async def test_bad_input_is_refused_with_reason_field_and_way_out() -> None:
         assert tokens_of(await door.generate())  # and nobody was hurt
 
 
+async def test_messages_that_cannot_be_read_hurt_nobody() -> None:
+    async with front_door() as door:
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(door.balancer.host.address, options=options) as wide:
+            raw = wide.unary_stream("/disagg.v1.GenerationService/Generate")
+            # Field 3 (text) with a byte that is no UTF-8; 17 MiB of text; half a message.
+            for message in (b"\x1a\x01\xff", b"\x1a" + b"x" * (17 << 20), b"\x1a\x7f"):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await raw(message, timeout=10).read()
+        assert door.prefills[0].calls == []
+        assert tokens_of(await door.generate())
+
+
 async def test_three_forms_of_a_prompt() -> None:
     async with front_door() as door:
         chat = generation_pb2.ChatPrompt(
