@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from kvstore.backends.resp import ProtocolError, ReplyError, ReplyReader
 from kvstore.errors import BlockCorrupt
 from kvstore.keys import Component, Expected, Header, HeaderError, payload_digest, verify_segment
 from kvstore.records import SegmentDigest, decode_index, encode_index, open_record, seal_record
-from kvstore.backends.resp import ProtocolError, ReplyError, ReplyReader
 from kvstore.ticket import TicketBody, decode_body, encode_body
 
 FINGERPRINT, NAME = bytes(range(8)), bytes(range(32))
