@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,7 +21,7 @@ import grpc.aio
 
 from runtime import status
 from runtime.clock import Clock
-from runtime.errors import Bug, DisaggError, ErrorMap, Reason, Unavailable
+from runtime.errors import Bug, DisaggError, ErrorMap, InvalidRequest, Reason, Unavailable
 from runtime.logging import get_logger, request_scope
 from runtime.metrics import Metrics
 
@@ -61,11 +62,21 @@ class Surround(grpc.aio.ServerInterceptor):
         around: Called for each call with method name, inner handler, request (an iterator for
             client streams) and context; returns what the inner handler returns.
         only: Full method names to wrap; None wraps all.
+        guards_parsing: Whether messages that cannot be parsed reach `around` as `Unreadable`;
+            for the outermost interceptor. gRPC itself would end the call as UNKNOWN with the
+            parser's text.
     """
 
-    def __init__(self, around: Around, *, only: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        around: Around,
+        *,
+        only: frozenset[str] | None = None,
+        guards_parsing: bool = False,
+    ) -> None:
         self._around = around
         self._only = only
+        self._guards_parsing = guards_parsing
 
     async def intercept_service(
         self,
@@ -90,12 +101,33 @@ class Surround(grpc.aio.ServerInterceptor):
             return await self._around(method, inner, request, context)
 
         make = getattr(grpc, f"{kind}_rpc_method_handler")
+        parse = handler.request_deserializer
+        if self._guards_parsing and parse is not None and not handler.request_streaming:
+            parse = _guarded(parse)
         made: Handler = make(
             call,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=parse,
             response_serializer=handler.response_serializer,
         )
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a request whose bytes are no message of its type."""
+
+    num_bytes: int
+
+
+def _guarded(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except Exception:
+            # Whatever a parser raises, it is about the caller's bytes. They are not repeated.
+            return Unreadable(len(data))
+
+    return read
 
 
 def exception_mapper(errors: ErrorMap, metrics: Metrics) -> Surround:
@@ -108,6 +140,11 @@ def exception_mapper(errors: ErrorMap, metrics: Metrics) -> Surround:
         request_id = request_id_of(request, context)
         with request_scope(**({"request_id": request_id} if request_id else {})):
             try:
+                if isinstance(request, Unreadable):
+                    raise InvalidRequest(
+                        f"the {request.num_bytes} bytes of the request are not a message of "
+                        f"{method}: send valid protobuf of disagg.v1, with text in UTF-8"
+                    )
                 return await inner(request, context)
             except (grpc.aio.AbortError, grpc.aio.UsageError):
                 # The handler ended the call itself. UsageError: it swallowed its own abort and
@@ -119,7 +156,7 @@ def exception_mapper(errors: ErrorMap, metrics: Metrics) -> Surround:
                     known = _incident(method, error, metrics)
             await context.abort_with_status(status.to_status(known, request_id=request_id))
 
-    return Surround(around)
+    return Surround(around, guards_parsing=True)
 
 
 def translate(errors: ErrorMap, error: Exception) -> DisaggError | None:

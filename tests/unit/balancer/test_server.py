@@ -67,9 +67,18 @@ async def test_messages_that_cannot_be_read_hurt_nobody() -> None:
         async with grpc.aio.insecure_channel(door.balancer.host.address, options=options) as wide:
             raw = wide.unary_stream("/disagg.v1.GenerationService/Generate")
             # Field 3 (text) with a byte that is no UTF-8; 17 MiB of text; half a message.
-            for message in (b"\x1a\x01\xff", b"\x1a" + b"x" * (17 << 20), b"\x1a\x7f"):
-                with pytest.raises(grpc.aio.AioRpcError):
+            for message, code in (
+                (b"\x1a\x01\xff", grpc.StatusCode.INVALID_ARGUMENT),
+                (b"\x1a" + b"x" * (17 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED),
+                (b"\x1a\x7f", grpc.StatusCode.INVALID_ARGUMENT),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await raw(message, timeout=10).read()
+                assert caught.value.code() is code
+                if code is grpc.StatusCode.INVALID_ARGUMENT:
+                    known = from_rpc_error(caught.value)
+                    assert known.reason is Reason.BAD_REQUEST
+                    assert "text in UTF-8" in known.message
         assert door.prefills[0].calls == []
         assert tokens_of(await door.generate())
 
