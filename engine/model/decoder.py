@@ -108,15 +108,25 @@ class Decoder:
         ops: Kernels,
         *,
         batch_invariant: bool = True,
+        placement: ExpertPlacement | None = None,
     ) -> "Decoder":
         """Loads a rank's part of a checkpoint directory.
+
+        Args:
+            directory, config: The checkpoint and its sizes.
+            layout: How KV is laid out in pages and images.
+            dispatcher: Carries rows to the ranks of their experts.
+            ops: The kernels.
+            batch_invariant: Whether a row's result may not depend on its neighbours.
+            placement: Which slots hold which experts, equal on all ranks; None is one slot each.
 
         Raises:
             CheckpointError: files or tensors that are missing, truncated or of another shape.
         """
-        placement = ExpertPlacement(
-            num_logical=config.n_routed_experts, num_ranks=dispatcher.num_ranks
-        )
+        if placement is None:
+            placement = ExpertPlacement(
+                num_logical=config.n_routed_experts, num_ranks=dispatcher.num_ranks
+            )
         return cls(
             ModelParts(
                 weights=load_weights(directory, config),

@@ -84,7 +84,9 @@ class MixtureOfExperts:
         count = inputs.num_tokens
         hidden = ops.swiglu(ops.linear(x, self._shared_gate_up), None, config.swiglu_limit)
         result: torch.Tensor = ops.linear(hidden, self._shared_down)
-        chosen = self._routed(x[:count], self._placement.slots(ids[:count]), weights[:count])
+        chosen = self._routed(
+            x[:count], self._placement.slots(ids[:count], self._dispatcher.rank), weights[:count]
+        )
         result[:count] += chosen.sum(1)
         return result
 

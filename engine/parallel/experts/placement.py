@@ -37,7 +37,14 @@ class Placement:
         LayoutError: a slot or an expert is missing, or the slots do not divide by the ranks.
     """
 
-    __slots__ = ("counts", "ep", "logical_to_physical", "num_logical", "physical_to_logical")
+    __slots__ = (
+        "_is_identity",
+        "counts",
+        "ep",
+        "logical_to_physical",
+        "num_logical",
+        "physical_to_logical",
+    )
 
     def __init__(
         self, physical_to_logical: Sequence[int] | IntArray, *, num_logical: int, ep: int
@@ -64,6 +71,8 @@ class Placement:
         firsts = np.cumsum(counts) - counts
         inverse = np.full((num_logical, int(counts.max())), -1, dtype=np.int64)
         inverse[slots[order], np.arange(len(slots)) - firsts[slots[order]]] = order
+        # The common case costs nothing: no replicas, and every expert in the slot of its number.
+        self._is_identity = np.array_equal(slots, np.arange(num_logical))
         self.num_logical = num_logical
         self.ep = ep
         self.physical_to_logical = slots

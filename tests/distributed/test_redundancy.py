@@ -1,0 +1,42 @@
+"""Redundant experts and a change of the map in the middle: every token stays the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.parallel.ports import RankContext
+from engine.parallel.worker import run_group
+from tests.distributed.ranks import model_ranks
+from tests.fakes.models import GOLDEN, golden
+
+RANKS = Path(__file__).parent / "ranks"
+MODEL = GOLDEN / "v4_base"
+STEPS = 12
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("redundant", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_tokens_do_not_depend_on_replicas(num_ranks, redundant, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RANKS)
+    cases = [p for p in golden(MODEL)["prompts"] if len(p["input_ids"]) <= 200][: 2 * num_ranks]
+    # Every rank runs as many steps as its peers; a short list starts again.
+    mine = [[cases[(2 * rank + i) % len(cases)] for i in range(2)] for rank in range(num_ranks)]
+    options = {
+        "model": str(MODEL),
+        "out": str(tmp_path),
+        "redundant": redundant,
+        "steps": STEPS,
+        "prompts": json.dumps([[case["input_ids"] for case in own] for own in mine]),
+    }
+
+    if num_ranks == 1:
+        model_ranks.greedy(RankContext(), options)
+    else:
+        assert run_group("model_ranks:greedy", num_ranks, options) == 0
+
+    for rank, own in enumerate(mine):
+        found = json.loads((tmp_path / f"tokens-{rank}.json").read_text())
+        assert found == [case["greedy"][:STEPS] for case in own]
