@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import math
-import weakref
-from collections.abc import Iterable
 
 import pytest
 
-from engine.config import EngineRole, EngineSettings, ModelLimits
-from engine.engine import EngineFailed, LLMEngine
+from engine.config import EngineRole
+from engine.engine import EngineFailed
 from engine.kv_connector import InMemoryExport
 from engine.plan import StepKind
 from engine.request import (
     ChunkDone,
     DuplicateRequest,
-    EngineEvent,
     EngineRequest,
     InvalidRequest,
     PoolFull,
@@ -29,66 +24,16 @@ from engine.request import (
     SamplingParams,
     TokenOut,
 )
-from engine.statistics import EngineStatistics
-from tests.fakes.toy_runner import EOS, VOCAB, ToyRunner, expected_tokens
-
-BLOCK = 4
-
-
-def make_engine(
-    *,
-    role: EngineRole = EngineRole.NORMAL,
-    num_pages: int = 64,
-    context: int = 200,
-    **settings: int,
-) -> tuple[LLMEngine, ToyRunner]:
-    chosen = EngineSettings(
-        role=role,
-        block_tokens=BLOCK,
-        num_pages=num_pages,
-        **{"max_num_seqs": 4, "max_num_batched_tokens": 16, **settings},
-    )
-    cache = chosen.cache_size(1)
-    runner = ToyRunner(cache.num_pages, cache.num_state_slots, BLOCK)
-    limits = ModelLimits(vocab_size=VOCAB, max_model_len=context, eos_token_ids=(EOS,))
-    engine = LLMEngine(settings=chosen, limits=limits, cache=cache, runner=runner)
-    return engine, runner
-
-
-def drain(engine: LLMEngine, max_steps: int = 2000) -> list[EngineEvent]:
-    events: list[EngineEvent] = []
-    for _ in range(max_steps):
-        if not engine.has_work():
-            break
-        events += engine.step()[1]
-        engine.check_integrity()
-    assert not engine.has_work()
-    assert_empty(engine.statistics())
-    return events
-
-
-def assert_empty(statistics: EngineStatistics) -> None:
-    assert statistics.running == statistics.waiting == statistics.kv_tokens == 0
-    assert statistics.free_pages * BLOCK == statistics.kv_capacity_tokens
-    assert statistics.queued_tokens == 0
-
-
-def tokens_of(events: Iterable[EngineEvent], request_id: str) -> list[int]:
-    tokens = [e for e in events if isinstance(e, TokenOut) and e.request_id == request_id]
-    assert [e.number for e in tokens] == list(range(tokens[0].number, tokens[-1].number + 1))
-    return [e.token_id for e in tokens]
-
-
-def prompt_of(length: int, salt: int = 0) -> tuple[int, ...]:
-    return tuple((7 * i + salt * 13 + 2) % VOCAB for i in range(length))
-
-
-def request(name: str, length: int = 5, salt: int = 0, **sampling: object) -> EngineRequest:
-    return EngineRequest(
-        request_id=name,
-        token_ids=prompt_of(length, salt),
-        sampling=SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling}),  # type: ignore[arg-type]
-    )
+from tests.fakes.toy_engine import (
+    BLOCK,
+    assert_empty,
+    drain,
+    make_engine,
+    prompt_of,
+    request,
+    tokens_of,
+)
+from tests.fakes.toy_runner import EOS, VOCAB, expected_tokens
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 15, 16, 17, 40])
@@ -429,105 +374,3 @@ def test_a_local_planning_error_still_runs_the_collectives(monkeypatch: pytest.M
         engine.step()
     (plan,) = runner.plans
     assert plan.is_placeholder
-
-
-def test_an_idle_engine_runs_nothing() -> None:
-    engine, runner = make_engine()
-    decision, events = engine.step()
-    assert decision.idle
-    assert events == []
-    assert runner.plans == []
-
-
-def test_prefill_waits_for_the_interval_while_others_decode() -> None:
-    engine, runner = make_engine(prefill_attempt_interval=4)
-    engine.add(request("a", 5, max_tokens=30))
-    engine.step()
-    engine.add(request("b", 5, 1, max_tokens=3))
-    drain(engine)
-    kinds = [plan.kind for plan in runner.plans[:7]]
-    assert kinds == [StepKind.PREFILL] + [StepKind.DECODE] * 4 + [StepKind.PREFILL, StepKind.DECODE]
-
-
-def test_a_paused_sequence_keeps_its_place_and_its_memory() -> None:
-    engine, _ = make_engine()
-    a, b = request("a", 5, max_tokens=10), request("b", 5, 1, max_tokens=10)
-    engine.add(a)
-    engine.add(b)
-    events = engine.step()[1]
-    engine.set_paused("a", True)
-    for _ in range(9):
-        events += engine.step()[1]
-    assert len(tokens_of(events, "a")) == 1
-    assert len(tokens_of(events, "b")) == 10
-    assert engine.step()[0].idle
-    engine.set_paused("a", False)
-    events += drain(engine)
-    for one in (a, b):
-        expected = expected_tokens(one.token_ids, one.sampling)
-        assert tokens_of(events, one.request_id) == expected
-
-
-def test_a_reservation_keeps_room_until_it_is_used_or_released() -> None:
-    engine, _ = make_engine(num_pages=11)
-    assert engine.try_reserve("credit", 24)  # six of ten pages
-    assert engine.try_reserve("credit", 24)
-    assert not engine.try_reserve("other", 24)
-    engine.add(request("late", 20, max_tokens=4))
-    for _ in range(5):
-        engine.step()
-    assert engine.statistics().running == 0
-    engine.add(
-        EngineRequest(
-            request_id="first",
-            token_ids=prompt_of(20),
-            reservation_id="credit",
-            sampling=SamplingParams(max_tokens=4, ignore_eos=True),
-        )
-    )
-    events = drain(engine)
-    ends = [e.request_id for e in events if isinstance(e, TokenOut) and e.is_last]
-    assert ends == ["first", "late"]
-    assert not engine.release_reservation("credit")
-    assert engine.try_reserve("credit", 24)
-    assert engine.release_reservation("credit")
-
-
-def test_log_probabilities_are_reported_when_asked() -> None:
-    engine, _ = make_engine()
-    engine.add(request("a", 5, max_tokens=2, logprobs=3))
-    events = drain(engine)
-    for event in events:
-        assert isinstance(event, TokenOut)
-        assert event.logprob is not None
-        assert len(event.top_logprobs) == 3
-        assert event.top_logprobs[0] == (event.token_id, event.logprob)
-
-
-class Payload(bytearray):
-    """Bytes whose end of life can be seen."""
-
-
-def test_the_bytes_of_an_image_are_let_go_once_they_are_on_the_device() -> None:
-    export = InMemoryExport(BLOCK)
-    engine, _ = make_engine()
-    engine.add(EngineRequest(request_id="a", token_ids=prompt_of(6), export=export))
-    drain(engine)
-    image = export.image()
-    payload = Payload(image.state)
-    seen = weakref.ref(payload)
-    engine.add(
-        EngineRequest(
-            request_id="b",
-            token_ids=(*prompt_of(6), 3),
-            image=dataclasses.replace(image, state=payload),
-            sampling=SamplingParams(max_tokens=8, ignore_eos=True),
-        )
-    )
-    del payload
-    gc.collect()
-    assert seen() is not None
-    engine.step()
-    gc.collect()
-    assert seen() is None
-    assert engine.statistics().running == 1
