@@ -12,8 +12,6 @@ Invariant: bytes that leave this module were verified against their name.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.backends.base import Allocate, Backend, BackendStatistics
@@ -27,6 +25,7 @@ from kvstore.handoffs.prefetched import Prefetched
 from kvstore.handoffs.reader import HandoffReader, ReaderParts
 from kvstore.keys import FINGERPRINT_BYTES, HASH_BYTES, Buffer, Component
 from kvstore.lookup import PrefixMatch, candidate_ends, count_contiguous, match_prefix
+from kvstore.payloads.freshness import Refreshed
 from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.reading import ReadRequest, read, read_with_digests
 from kvstore.payloads.sealing import PayloadRef, block_refs
@@ -111,8 +110,9 @@ class KvStore:
             clock=clock,
             counters=self._counters,
         )
-        self._handoffs = Handoffs(parts, self._fingerprint)
-        self._refreshed = _Refreshed(config.refresh_s)
+        self._refreshed = Refreshed(config.refresh_s)
+        self._published = Refreshed(config.refresh_s)
+        self._handoffs = Handoffs(parts, self._fingerprint, self._published)
 
     @property
     def config(self) -> KvStoreConfig:
@@ -292,6 +292,7 @@ class KvStore:
             )
             life_ms = int(self._config.handoff_ttl_s * 1000)
             written = self._payloads.write(sealed, life_ms, attempt=attempt)
+            self._published.note([payload.ref for payload in written], self._clock())
         return [payload.digest for payload in written]
 
     def _refresh(self, refs: Sequence[PayloadRef]) -> None:
@@ -304,29 +305,3 @@ class KvStore:
         if sizes.count(HASH_BYTES) != len(sizes):
             idx = next(idx for idx, size in enumerate(sizes) if size != HASH_BYTES)
             raise ValueError(f"block hash {idx} has {sizes[idx]} bytes, 32 are needed")
-
-
-class _Refreshed:
-    """Which payloads had their life lengthened lately, so that hot ones cost no extra commands."""
-
-    _MAX_REMEMBERED = 1 << 16
-
-    def __init__(self, refresh_s: float) -> None:
-        self._refresh_s = refresh_s
-        self._lock = threading.Lock()
-        self._at: OrderedDict[tuple[Component, bytes], float] = OrderedDict()
-
-    def take_due(self, refs: Sequence[PayloadRef], now: float) -> list[PayloadRef]:
-        """The payloads whose last refresh is too old; they count as refreshed now."""
-        due: list[PayloadRef] = []
-        with self._lock:
-            for ref in refs:
-                name = (ref.component, ref.name)
-                last = self._at.get(name)
-                if last is None or now - last >= self._refresh_s:
-                    self._at[name] = now
-                    self._at.move_to_end(name)
-                    due.append(ref)
-            while len(self._at) > self._MAX_REMEMBERED:
-                self._at.popitem(last=False)
-        return due

@@ -32,6 +32,7 @@ from kvstore.keys import (
     is_handoff_id,
     tail_prefix,
 )
+from kvstore.payloads.freshness import Refreshed
 from kvstore.payloads.sealing import PayloadRef, SealedPayload, block_refs
 from kvstore.records import open_record, seal_record
 from kvstore.ticket import (
@@ -59,13 +60,14 @@ logger = logging.getLogger(__name__)
 class Handoffs:
     """Commits, opens and aborts hand-offs of one layout. Thread-safe."""
 
-    def __init__(self, parts: ReaderParts, fingerprint: bytes) -> None:
+    def __init__(self, parts: ReaderParts, fingerprint: bytes, published: Refreshed) -> None:
         self._parts = parts
         self._leases = parts.leases
         self._payloads = parts.payloads
         self._config = parts.config
         self._counters = parts.counters
         self._fingerprint = fingerprint
+        self._published = published
         self._ttl_ms = int(parts.config.handoff_ttl_s * 1000)
 
     def begin_attempt(self, request_id: str, attempt: int) -> None:
@@ -117,9 +119,7 @@ class Handoffs:
             attempt=draft.attempt,
         )
         self.begin_attempt(draft.request_id, draft.attempt)
-        present = self._payloads.extend(block_refs(draft.block_hashes), self._ttl_ms)
-        if not all(present):
-            raise BlockMissing("kv", present.index(False), "evicted before the hand-off")
+        self._check_blocks(draft)
         keys = handoff_keys(
             self._fingerprint, handoff_id, [len(payload.segments) for payload in sealed]
         )
@@ -203,6 +203,18 @@ class Handoffs:
         except KvStoreError as error:
             # It dies by its own time to live.
             logger.warning("a failed commit was not taken back: %s", error.cause)
+
+    def _check_blocks(self, draft: HandoffDraft) -> None:
+        """All blocks seem to be there and will live as long as the ticket, a minute more or less.
+
+        Those this client published lately only need to be there.
+        """
+        due = self._published.take_due(block_refs(draft.block_hashes), self._parts.clock())
+        if due:
+            self._payloads.extend(due, self._ttl_ms)
+        present = self._payloads.exist(Component.KV, draft.block_hashes)
+        if not all(present):
+            raise BlockMissing("kv", present.index(False), "evicted before the hand-off")
 
     def _check_draft(self, draft: HandoffDraft) -> None:
         num_blocks, rest = divmod(draft.num_tokens, self._config.block_tokens)

@@ -56,7 +56,7 @@ class Payloads:
     def write(
         self, payloads: Iterable[SealedPayload], ttl_ms: int, *, attempt: int = 0
     ) -> list[SealedPayload]:
-        """Writes payloads whose names are free; equal ones that are there already are kept.
+        """Writes payloads whose names are free; equal ones are kept and live as long as new ones.
 
         Args:
             payloads: Taken one by one as they are sent: a generator that seals them computes
@@ -82,7 +82,9 @@ class Payloads:
                     writes.append((sealed, item))
                     yield item
 
-        self._judge(writes, self.backend.put(produce()))
+        same = self._judge(writes, self.backend.put(produce()))
+        if same:
+            self.extend(same, ttl_ms)
         for sealed in taken:
             if len(sealed.segments) > 1 and sealed.ref.component not in TAIL_COMPONENTS:
                 self._publish_index(sealed, ttl_ms, attempt)
@@ -119,22 +121,23 @@ class Payloads:
 
     def _judge(
         self, writes: Sequence[tuple[SealedPayload, PutItem]], found: list[bytes | None]
-    ) -> None:
-        """Counts what was written, and finds out whether what was there is the same."""
+    ) -> list[PayloadRef]:
+        """Counts what was written; the payloads that were there already, with the same bytes."""
         vanished = [idx for idx, head in enumerate(found) if head == b""]
         if vanished:
             # Evicted between our write and our look: write again, and take what comes.
             again = self.backend.put([writes[idx][1] for idx in vanished])
             for idx, head in zip(vanished, again, strict=True):
                 found[idx] = head
-        num_written = num_bytes = num_same = 0
+        num_written = num_bytes = 0
+        same: list[PayloadRef] = []
         conflict: BlockCorrupt | None = None
         for (sealed, item), head in zip(writes, found, strict=True):
             if head is None:
                 num_written += 1
                 num_bytes += len(item.payload)
             elif head == item.header:
-                num_same += 1
+                same.append(sealed.ref)
             else:
                 self.quarantine(item.key, head)
                 conflict = conflict or BlockCorrupt(
@@ -144,10 +147,11 @@ class Payloads:
                     "other bytes are stored under its name",
                 )
         self.counters.add(
-            blocks_written=num_written, bytes_written=num_bytes, blocks_deduplicated=num_same
+            blocks_written=num_written, bytes_written=num_bytes, blocks_deduplicated=len(same)
         )
         if conflict is not None:
             raise conflict
+        return same
 
     def quarantine(self, key: bytes, header: Buffer) -> None:
         """Deletes a value that failed a check, unless it changed meanwhile."""

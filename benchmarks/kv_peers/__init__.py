@@ -1,0 +1,1 @@
+"""Other KV stores, run in their own interpreters: none is a dependency of this project."""
