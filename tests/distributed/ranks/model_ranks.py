@@ -1,4 +1,4 @@
-"""Rank side of the model tests: a real model, its experts over the ranks, greedy tokens to files."""
+"""Rank side of the model tests: experts over the ranks, greedy tokens to files."""
 
 import json
 from pathlib import Path
