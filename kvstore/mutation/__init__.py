@@ -1,0 +1,1 @@
+"""Damages hand-offs on purpose and counts what goes unnoticed: nothing may."""
