@@ -109,9 +109,10 @@ def build_engine(
         )
     settings = dataclasses.replace(settings, block_tokens=layout.block_tokens)
     config = layout.config
-    kernels = select_kernels("cpu")
     if settings.batch_invariant:
-        _require_invariance(kernels, config)
+        _require_invariance(select_kernels("cpu"), config)
+    # The self-test above went through the checks; in every step they would cost a twentieth.
+    kernels = select_kernels("cpu", checked=False)
     rows = max(settings.max_num_batched_tokens, ROW_MULTIPLE)
     ports = open_ports(
         context or RankContext(),

@@ -29,6 +29,7 @@ from engine.model.rotary import RotaryTables
 from engine.plan import StepPlan
 
 NEG_INF = float("-inf")
+_NEG_INF, _ZERO = np.float32("-inf"), np.float32(0.0)
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
@@ -49,10 +50,12 @@ class RatioInputs:
             entries of that page. Padding goes to page 0.
         ring_source: Rows of the step that enter the ring; ring_target: their ring rows.
         sequence_ring: [sequences * ring] ring rows of the step's sequences; empty when direct.
-        table_pages, table_places: [sequences, entries] page and place of every visible entry; the
-            number of entries is padded, padding names page 0.
+        entry_table, key_table: [sequences, entries] rows of every visible entry and of its index
+            key, counted from the first of page 0; the number of entries is padded, padding names
+            page 0. The latter only for ratios with an indexer.
         max_visible: Largest of `visible`.
-        everything: What a layer reads that attends to all visible entries; None if there are none.
+        everything: What a layer reads that attends to all visible entries; None if there are none,
+            or more than the indexer may keep.
     """
 
     ratio: int
@@ -68,8 +71,8 @@ class RatioInputs:
     ring_source: torch.Tensor
     ring_target: torch.Tensor
     sequence_ring: torch.Tensor
-    table_pages: torch.Tensor
-    table_places: torch.Tensor
+    entry_table: torch.Tensor
+    key_table: torch.Tensor | None
     everything: Selection | None
 
 
@@ -84,6 +87,16 @@ class Selection:
 
     entry_rows: torch.Tensor
     mask: torch.Tensor
+    _joined: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def behind_window(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row list and mask of window and entries together, without offsets; made once."""
+        if self._joined is None:
+            self._joined = (
+                torch.cat([inputs.window_rows, self.entry_rows], 1),
+                torch.cat([inputs.window_mask, self.mask], 1),
+            )
+        return self._joined
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,14 +266,8 @@ class InputBuilder:
         visible[step.num_tokens :] = 0
         ends = step.starts + step.lengths
         # Groups that close in this step, sequence by sequence.
-        counts = ends // ratio - step.starts // ratio if len(ends) else ends
-        owner = np.repeat(np.arange(len(ends)), counts)
+        owner, group = _closing_groups(step, ends, ratio)
         num_groups = len(owner)
-        group = (
-            np.arange(num_groups)
-            - np.repeat(np.cumsum(counts) - counts, counts)
-            + np.repeat(step.starts // ratio, counts)
-        )
         padded = round_up(num_groups, 8)
         span = 2 * ratio if overlap else ratio
         tokens = (group[:, None] + 1) * ratio - span + np.arange(span)[None, :]
@@ -286,17 +293,19 @@ class InputBuilder:
         entry = np.arange(width)
         page_index = np.minimum(entry // per_page, table.shape[1] - 1)
         source, target = _ring_writes(step, ring, 0, ring)
-        table_pages = table[:, page_index]
+        page_of = table[:, page_index]
+        place = entry % per_page
+        entry_table = page_of * self._layout.entry_rows + place
+        key_table = None
+        if overlap:
+            key_table = torch.from_numpy(page_of * self._layout.index_rows + place)
         everything = None
-        if max_visible:
+        if max_visible and (not overlap or max_visible <= self._layout.config.index_topk):
             columns = round_up(max_visible, SINK_COLUMNS)
-            entries = (
-                table_pages[:, :columns] * self._layout.entry_rows + entry[:columns] % per_page
-            )
-            mask = np.where(entry[:columns] >= visible[:, None], NEG_INF, 0.0)
+            mask = np.where(entry[:columns] >= visible[:, None], _NEG_INF, _ZERO)
             everything = Selection(
-                entry_rows=torch.from_numpy(entries[step.sequence_of_row]),
-                mask=torch.from_numpy(mask.astype(np.float32)),
+                entry_rows=torch.from_numpy(entry_table[step.sequence_of_row, :columns]),
+                mask=torch.from_numpy(mask),
             )
         sequence_ring = np.empty(0, dtype=np.int64)
         if not step.direct:
@@ -315,8 +324,8 @@ class InputBuilder:
             ring_source=source,
             ring_target=target,
             sequence_ring=torch.from_numpy(sequence_ring),
-            table_pages=torch.from_numpy(table_pages),
-            table_places=torch.from_numpy(entry % per_page),
+            entry_table=torch.from_numpy(entry_table),
+            key_table=key_table,
             everything=everything,
         )
 
@@ -334,11 +343,29 @@ class _Step:
     direct: bool
 
 
+def _closing_groups(step: _Step, ends: IntArray, ratio: int) -> tuple[IntArray, IntArray]:
+    """Sequence and number of every group that closes in this step, in order."""
+    if step.direct:
+        owner = np.flatnonzero(ends % ratio == 0)
+        return owner, step.starts[owner] // ratio
+    counts = ends // ratio - step.starts // ratio
+    owner = np.repeat(np.arange(len(ends)), counts)
+    group = (
+        np.arange(len(owner))
+        - np.repeat(np.cumsum(counts) - counts, counts)
+        + np.repeat(step.starts // ratio, counts)
+    )
+    return owner, group
+
+
 def _ring_writes(
     step: _Step, ring: int, base: int, stride: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the step that stay in a ring, and their ring rows: at most `ring` per sequence."""
     count = step.num_tokens
+    if step.direct:
+        target = base + step.slots * stride + step.starts % ring
+        return torch.from_numpy(np.arange(count)), torch.from_numpy(target)
     owner = step.sequence_of_row[:count]
     last = (step.starts + step.lengths)[owner] - ring
     source = np.flatnonzero(step.positions[:count] >= last)

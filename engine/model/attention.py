@@ -75,7 +75,7 @@ class Attention:
                 weights, f"{prefix}.indexer", config, layer, ops, quantisers=quantisers
             )
             projections.append(self._indexer.projection)
-        self._offsets: torch.Tensor | None = None
+        self._offsets = torch.empty(0, dtype=torch.int64)
         self._splits = [projection.shape[1] for projection in projections]
         self._w_in = torch.cat(projections, 1).contiguous()
 
@@ -120,7 +120,7 @@ class Attention:
         else:
             pool.rows[pool.scratch_at : pool.scratch_at + rows] = kv
         selection = self._select(qr, projected, inputs, pool, carry)
-        key_rows, mask = self._key_rows(inputs, pool, window_at, selection)
+        key_rows, mask = self._key_rows(inputs, pool, selection)
         out = ops.sparse_attention(
             query,
             pool.rows,
@@ -185,25 +185,27 @@ class Attention:
         return carry.selections[source]
 
     def _key_rows(
-        self, inputs: StepInputs, pool: KvPool, window_at: int, selection: Selection | None
+        self, inputs: StepInputs, pool: KvPool, selection: Selection | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The row list of this layer: the sink's zero rows, the window, the selected entries."""
-        window = inputs.window_rows + self._window_offsets(pool, window_at)
+        rows, mask = inputs.window_rows, inputs.window_mask
+        if selection is not None:
+            rows, mask = selection.behind_window(inputs)
+        listed = rows + self._offsets_of(pool, rows.shape[1])
         if inputs.window_is_new is not None:
-            window = torch.where(inputs.window_is_new, inputs.window_rows, window)
-        if selection is None:
-            return window, inputs.window_mask
-        assert self._part is not None
-        entries = selection.entry_rows + (pool.pages_at + self._part.entry_row)
-        return (
-            torch.cat([window, entries], 1),
-            torch.cat([inputs.window_mask, selection.mask], 1),
-        )
+            columns = inputs.window_is_new.shape[1]
+            window = torch.where(inputs.window_is_new, inputs.window_rows, listed[:, :columns])
+            listed[:, :columns] = window
+        return listed, mask
 
-    def _window_offsets(self, pool: KvPool, window_at: int) -> torch.Tensor:
-        """This layer's offset for every window column; none for the sink's."""
-        if self._offsets is None:
-            columns = round_up(pool.window, SINK_COLUMNS)
-            self._offsets = torch.zeros(SINK_COLUMNS + columns, dtype=torch.int64)
-            self._offsets[SINK_COLUMNS : SINK_COLUMNS + pool.window] = window_at
-        return self._offsets
+    def _offsets_of(self, pool: KvPool, columns: int) -> torch.Tensor:
+        """This layer's offset of every column: none for the sink, then window, then entries."""
+        if self._offsets.shape[0] < columns:
+            begin = SINK_COLUMNS + round_up(pool.window, SINK_COLUMNS)
+            first_entry = 0 if self._part is None else pool.pages_at + self._part.entry_row
+            self._offsets = torch.full((max(2 * columns, begin),), first_entry)
+            self._offsets[:begin] = 0
+            self._offsets[SINK_COLUMNS : SINK_COLUMNS + pool.window] = (
+                self._layer.index * pool.window
+            )
+        return self._offsets[:columns]

@@ -16,6 +16,8 @@ from engine.model.config import LayerConfig, ModelConfig
 from engine.model.quant import IndexQuantiser
 from engine.model.weights import Weights
 
+_HIDDEN, _SHOWN = torch.tensor(NEG_INF), torch.tensor(0.0)
+
 
 class Indexer:
     """Index keys and selection of one CSA layer.
@@ -90,20 +92,15 @@ class Indexer:
             return shared.everything
         query = self._ops.linear(qr, self._wq_b).view(-1, self._heads, self._width)
         self._ops.apply_rope(query, inputs.rotation_long)
-        key_rows = shared.table_pages * pool.layout.index_rows + shared.table_places + first_key
+        assert shared.key_table is not None
         scores = self._ops.index_logits(
             self._quantise(query),
             projected[:, self.compressor.columns :],
-            self._ops.gather_rows(pool.index_rows, key_rows),
+            self._ops.gather_rows(pool.index_rows, shared.key_table + first_key),
             inputs.spans,
             shared.visible,
         )
-        picks = self._ops.select_topk(scores, self._topk)
-        missing = round_up(self._topk, SINK_COLUMNS) - self._topk
-        picks = torch.nn.functional.pad(picks, (0, missing), value=-1)
-        mask = torch.zeros(picks.shape).masked_fill_(picks < 0, NEG_INF)
-        entry = picks.clamp_(min=0)
-        pages = shared.table_pages[inputs.sequence_of_row[:, None], entry]
-        return Selection(
-            entry_rows=pages * pool.layout.entry_rows + shared.table_places[entry], mask=mask
-        )
+        picks = self._ops.select_topk(scores, self._topk, round_up(self._topk, SINK_COLUMNS))
+        mask = torch.where(picks < 0, _HIDDEN, _SHOWN)
+        entry_rows = shared.entry_table[inputs.sequence_of_row[:, None], picks.clamp_(min=0)]
+        return Selection(entry_rows=entry_rows, mask=mask)

@@ -58,17 +58,25 @@ class Kernels:
     """The operations of one device, each bound to its implementation.
 
     Every name of `CONTRACTS` is an attribute; calling it checks the arguments and runs the chosen
-    implementation.
+    implementation. Contracts and implementations are called alike, so the checks can be left out
+    (`checked=False`): a step calls some hundred operations, whose shapes follow from the model.
     """
 
-    def __init__(self, device: str, table: Mapping[str, tuple[Implementation, Choice]]) -> None:
+    def __init__(
+        self,
+        device: str,
+        table: Mapping[str, tuple[Implementation, Choice]],
+        *,
+        checked: bool = True,
+    ) -> None:
         missing = sorted(set(CONTRACTS) - set(table))
         if missing:
             raise ValueError(f"no implementation on {device} for {', '.join(missing)}")
         self.device = device
         self.choices = tuple(choice for _, choice in table.values())
         for name, (implementation, _) in table.items():
-            setattr(self, name, partial(CONTRACTS[name], implementation))
+            bound = partial(CONTRACTS[name], implementation) if checked else implementation
+            setattr(self, name, bound)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(f"no operation {name!r}; known: {', '.join(sorted(CONTRACTS))}")
@@ -80,12 +88,15 @@ def _load(backend: str) -> Mapping[str, Implementation]:
     return table
 
 
-def select_kernels(device: str = "cpu", *, preference: str = "auto") -> Kernels:
+def select_kernels(
+    device: str = "cpu", *, preference: str = "auto", checked: bool = True
+) -> Kernels:
     """Returns the operations for a device.
 
     Args:
         device: `cpu` or `cuda`.
         preference: `auto`, or the name of one backend that must serve every operation.
+        checked: Whether calls check their arguments.
 
     Raises:
         ValueError: unknown device or backend; the message lists what exists.
@@ -106,7 +117,7 @@ def select_kernels(device: str = "cpu", *, preference: str = "auto") -> Kernels:
             reason = "requested" if preference != "auto" else f"first of {', '.join(names)}"
             choice = Choice(operation=name, backend=backend, reason=reason)
             table.setdefault(name, (implementation, choice))
-    kernels = Kernels(device, table)
+    kernels = Kernels(device, table, checked=checked)
     logger.info(
         "kernels on %s: %s",
         device,

@@ -43,7 +43,9 @@ def index_logits(
     return result
 
 
-def select_topk(implementation: Implementation, logits: torch.Tensor, k: int) -> torch.Tensor:
+def select_topk(
+    implementation: Implementation, logits: torch.Tensor, k: int, columns: int | None = None
+) -> torch.Tensor:
     """Returns the indices of the k largest finite logits of each row, ascending, -1 padded.
 
     Ties go to the lower index.
@@ -51,10 +53,13 @@ def select_topk(implementation: Implementation, logits: torch.Tensor, k: int) ->
     Args:
         logits: [rows, keys] float32; -inf is never picked.
         k: Picks per row.
+        columns: Width of the result, at least k; k if not given.
 
     Returns:
-        [rows, k] int64.
+        [rows, columns] int64.
     """
     expect(logits, "logits", (None, None), dtype=torch.float32)
-    result: torch.Tensor = implementation(logits, k)
+    if columns is not None and columns < k:
+        raise ValueError(f"columns: {columns}, wanted at least k = {k}")
+    result: torch.Tensor = implementation(logits, k, columns)
     return result

@@ -1,6 +1,7 @@
 """Reference of `disagg_kernels.index`."""
 
 import torch
+import torch.nn.functional as functional
 
 
 def index_logits(
@@ -27,12 +28,26 @@ def index_logits(
     return scores.masked_fill_(hidden, float("-inf"))
 
 
-def select_topk(logits: torch.Tensor, k: int) -> torch.Tensor:
+def select_topk(logits: torch.Tensor, k: int, columns: int | None = None) -> torch.Tensor:
     """See `disagg_kernels.index.select_topk`."""
+    columns = k if columns is None else columns
+    rows, num_keys = logits.shape
+    if rows and k < num_keys:
+        best = logits.topk(k + 1, dim=-1)
+        least, next_best = best.values[:, k - 1], best.values[:, k]
+        # Only a tie at the cut leaves open which of two equal scores was taken.
+        if not bool(((least == next_best) & (next_best > float("-inf"))).any()):
+            picks = best.indices[:, :k].masked_fill(best.values[:, :k] == float("-inf"), num_keys)
+            picks = picks.sort(dim=-1).values
+            picks = picks.masked_fill_(picks == num_keys, -1)
+            return functional.pad(picks, (0, columns - k), value=-1) if columns > k else picks
+    return _select_with_ties(logits, k, columns)
+
+
+def _select_with_ties(logits: torch.Tensor, k: int, columns: int) -> torch.Tensor:
     rows, num_keys = logits.shape
     picked = logits > float("-inf")
     if k < num_keys:
-        # The k-th largest value decides; which of several equal ones topk took it leaves open.
         least = logits.topk(k, dim=-1, sorted=True).values[:, -1:]
         above = logits > least
         level = (logits == least) & picked
@@ -41,6 +56,6 @@ def select_topk(logits: torch.Tensor, k: int) -> torch.Tensor:
     row, key = picked.nonzero(as_tuple=True)
     counts = picked.sum(-1)
     place = torch.arange(row.shape[0]) - (counts.cumsum(0) - counts)[row]
-    picks = torch.full((rows, k), -1, dtype=torch.int64)
+    picks = torch.full((rows, columns), -1, dtype=torch.int64)
     picks[row, place] = key
     return picks

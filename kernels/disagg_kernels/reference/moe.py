@@ -20,11 +20,15 @@ def route(
         ids = forced
     else:
         ranking = scores.clone() if bias is None else scores + bias
+        picks = []
         for _ in range(top_k):
             # argmax names the first of equal scores, as the contract asks; topk leaves it open.
-            ranking.scatter_(1, ranking.argmax(1, keepdim=True), float("-inf"))
-        # Reading the marks row by row gives the ids in ascending order.
-        ids = (ranking == float("-inf")).nonzero()[:, 1].view(-1, top_k)
+            picks.append(ranking.argmax(1, keepdim=True))
+            ranking.scatter_(1, picks[-1], float("-inf"))
+        if top_k == 2:
+            ids = torch.cat([torch.minimum(*picks), torch.maximum(*picks)], 1)
+        else:
+            ids = torch.cat(picks, 1).sort(1).values
     weights = scores.gather(1, ids)
     # The floor keeps a row finite whose scores all underflow; it changes no other.
     weights.div_(weights.sum(-1, keepdim=True).add_(1e-20)).mul_(scale)
@@ -68,14 +72,16 @@ def grouped_experts(
         return _expert_by_expert(rows, row_weight, counts.tolist(), gate_up, down, clamp, min_rows)
     # Every expert gets the same number of rows: one batched product instead of many small ones.
     starts = counts.cumsum() - counts
-    places = torch.from_numpy(
-        np.arange(count) + (np.arange(num_slots) * capacity - starts)[slot_of_row]
-    )
-    padded = rows.new_zeros(num_slots * capacity, width).index_copy_(0, places, rows)
-    weights = row_weight.new_zeros(num_slots * capacity).index_copy_(0, places, row_weight)
+    # Places without a row take row 0; their results are not read.
+    places = np.arange(count) + (np.arange(num_slots) * capacity - starts)[slot_of_row]
+    sources = np.zeros(num_slots * capacity, dtype=np.int64)
+    sources[places] = np.arange(count)
+    source = torch.from_numpy(sources)
+    padded = rows.index_select(0, source)
+    weights = row_weight.index_select(0, source)
     hidden = batched_linear(padded.view(num_slots, capacity, width), gate_up)
     hidden = swiglu(hidden, weights.view(num_slots, capacity), clamp)
-    return batched_linear(hidden, down).view(-1, width).index_select(0, places)
+    return batched_linear(hidden, down).view(-1, width).index_select(0, torch.from_numpy(places))
 
 
 def _expert_by_expert(

@@ -154,7 +154,7 @@ def test_a_machine_whose_rows_depend_on_neighbours_is_refused(
 
     broken = index_scores if operation == "index_logits" else depends_on_rows(operation)
     monkeypatch.setattr(
-        "engine.build.select_kernels", lambda device: kernels_with(**{operation: broken})
+        "engine.build.select_kernels", lambda device, **_: kernels_with(**{operation: broken})
     )
     with pytest.raises(SettingsError) as caught:
         build_engine(TINY, settings())

@@ -163,9 +163,19 @@ class World:
         visible = [(position + 1) // ratio for _, position in labels]
         assert shared.visible[: len(labels)].tolist() == visible
         assert not shared.visible[len(labels) :].any()
+        seen = max(visible, default=0)
+        for index, sequence in enumerate(dict.fromkeys(sequence for sequence, _ in labels)):
+            own = [v for (s, _), v in zip(labels, visible, strict=True) if s == sequence]
+            for group in range(max(own)):
+                row = int(shared.entry_table[index, group])
+                assert memory[divmod(row, LAYOUT.entry_rows)] == (sequence, group)
+                if shared.key_table is not None:
+                    key = int(shared.key_table[index, group])
+                    assert divmod(key, LAYOUT.index_rows) == divmod(row, LAYOUT.entry_rows)
         if shared.everything is None:
-            assert not any(visible)
+            assert seen == 0 or (shared.key_table is not None and seen > CONFIG.index_topk)
             return
+        assert shared.key_table is None or seen <= CONFIG.index_topk
         listed, mask = shared.everything.entry_rows, shared.everything.mask
         assert listed.shape[1] % SINK_COLUMNS == 0
         for row in range(len(listed)):

@@ -119,6 +119,7 @@ def test_a_placeholder_performs_the_collectives_of_a_step_and_nothing_else(
     class Counting:
         def __init__(self, inner: Any) -> None:
             self._inner = inner
+            self.rank, self.num_ranks = inner.rank, inner.num_ranks
 
         def dispatch(self, rows: torch.Tensor, *rest: Any) -> Any:
             calls.append(rows.shape[0])

@@ -51,3 +51,12 @@ def test_an_operation_that_does_not_exist_lists_those_that_do() -> None:
     with pytest.raises(AttributeError) as caught:
         select_kernels("cpu").matmul(torch.zeros(1))
     assert "no operation 'matmul'; known: apply_rope, compress" in str(caught.value)
+
+
+def test_checks_can_be_left_out() -> None:
+    checked, bare = select_kernels("cpu"), select_kernels("cpu", checked=False)
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError):
+        checked.linear(x, torch.ones(4, 3))
+    assert bare.linear(x, torch.ones(3, 4)).tolist() == [[3.0] * 4] * 2
+    assert bare.linear is not checked.linear

@@ -76,6 +76,9 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError) as caught:
         OPS.select_topk(normal(2, 8).double(), 3)
     assert str(caught.value) == "logits: dtype torch.float64, wanted torch.float32"
+    with pytest.raises(ValueError) as caught:
+        OPS.select_topk(normal(2, 8), 3, 2)
+    assert str(caught.value) == "columns: 2, wanted at least k = 3"
 
 
 def naive_picks(row: list[float], k: int) -> list[int]:
@@ -118,6 +121,8 @@ def test_picks_are_ascending_ties_low_padded(row: list[float], k: int, picks: li
 def test_picks_equal_a_stable_sort(rows: list[list[float]], k: int) -> None:
     found = OPS.select_topk(torch.tensor(rows), k).tolist()
     assert found == [naive_picks(row, k) for row in rows]
+    wider = OPS.select_topk(torch.tensor(rows), k, k + 3).tolist()
+    assert wider == [[*naive_picks(row, k), -1, -1, -1] for row in rows]
 
 
 def test_selecting_from_nothing_is_legal() -> None:
