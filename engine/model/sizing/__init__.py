@@ -1,0 +1,1 @@
+"""Sizes of models and GPUs, and whether one fits the other under a layout."""
