@@ -46,18 +46,20 @@ class MixtureOfExperts:
             self._forced = table.sort(1).values
         else:
             self._bias = weights.tensor(f"{prefix}.gate.bias", (config.n_routed_experts,))
-        self._gate = gate
         self._gate_up, self._down = weights.experts(
             f"{prefix}.experts", placement.local_experts(dispatcher.rank)
         )
         shared = config.n_shared_experts * width
-        self._shared_gate_up = torch.cat(
+        # Router and shared expert read the same rows: one product.
+        self._w_in = torch.cat(
             [
+                gate,
                 weights.linear(f"{prefix}.shared_experts.w1", shared, d),
                 weights.linear(f"{prefix}.shared_experts.w3", shared, d),
             ],
             1,
         ).contiguous()
+        self._splits = [config.n_routed_experts, 2 * shared]
         self._shared_down = weights.linear(f"{prefix}.shared_experts.w2", d, shared)
 
     def __call__(self, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
@@ -74,15 +76,16 @@ class MixtureOfExperts:
         forced = None
         if self._forced is not None:
             forced = self._forced.index_select(0, inputs.token_ids)
+        logits, gate_up = ops.linear(x, self._w_in).split(self._splits, 1)
         ids, weights = ops.route(
-            ops.linear(x, self._gate),
+            logits,
             self._bias,
             forced,
             top_k=config.num_experts_per_tok,
             scale=config.routed_scaling_factor,
         )
         count = inputs.num_tokens
-        hidden = ops.swiglu(ops.linear(x, self._shared_gate_up), None, config.swiglu_limit)
+        hidden = ops.swiglu(gate_up, None, config.swiglu_limit)
         result: torch.Tensor = ops.linear(hidden, self._shared_down)
         chosen = self._routed(
             x[:count], self._placement.slots(ids[:count], self._dispatcher.rank), weights[:count]

@@ -110,6 +110,8 @@ class Placement:
             ep_rank: rank the rows stand on.
             row: number of the first row in its batch.
         """
+        if self._is_identity:
+            return logical_ids
         rows = np.arange(row, row + len(logical_ids), dtype=np.int64)
         spread = (ep_rank + rows * ROW_STRIDE)[:, None]
         chosen: IntArray = self.logical_to_physical[logical_ids, spread % self.counts[logical_ids]]
