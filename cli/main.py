@@ -12,11 +12,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cli import config, demo, doctor, generate, up, verify
+from cli import config, demo, doctor, generate, kv, up, verify
 from cli.errors import CommandError
 from runtime.errors import ExitCode
 
-_COMMANDS = (up, demo, generate, verify, config, doctor)
+_COMMANDS = (up, demo, generate, verify, kv, config, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

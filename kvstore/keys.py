@@ -48,6 +48,9 @@ FLAG_TAIL = 2
 _HEADER = struct.Struct("<4sHH8s8sHHHHQ16sI4s")
 _RESERVED = bytes(4)
 _PREFIX = b"dkv1"
+ALL_PREFIX = _PREFIX + b":"
+BODY_PREFIX = _PREFIX + b":h:"
+LEASE_PREFIX = _PREFIX + b":l:"
 assert _HEADER.size == HEADER_BYTES
 
 Buffer = bytes | bytearray | memoryview
@@ -77,6 +80,7 @@ class Component(enum.IntEnum):
         return self.name.lower()
 
 
+_COMPONENTS = frozenset(map(int, Component))
 TAIL_COMPONENTS = (Component.TAIL_KV, Component.TAIL_STATE)
 
 
@@ -135,6 +139,53 @@ def attempt_key(request_id: str) -> bytes:
     """Key of the newest attempt of a request. The id is user text, so it goes in as a digest."""
     digest = hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return b"%s:a:{%s}" % (_PREFIX, digest.encode())
+
+
+def data_prefix(fingerprint: bytes) -> bytes:
+    """What the keys of all blocks and tails of a layout start with."""
+    return b"%s:%s:" % (_PREFIX, fingerprint.hex().encode())
+
+
+class KeyName(NamedTuple):
+    """What a key says: `kind` is `kv`, `state`, `tail_kv`, `tail_state`, `index`, `body`, ...
+
+    Attributes:
+        kind: A component's kind, or `index`, `body`, `lease`, `attempt`, `unknown`.
+        fingerprint: Layout fingerprint, 16 hex digits; empty where a key has none.
+        name: The part between the braces.
+        segment: Number of the segment.
+    """
+
+    kind: str
+    fingerprint: str = ""
+    name: str = ""
+    segment: int = 0
+
+
+_CONTROL_KINDS = {b"h": "body", b"l": "lease", b"a": "attempt"}
+
+
+def parse_key(key: bytes) -> KeyName:
+    """Takes a key apart; anything that is not ours is `unknown`."""
+    match key.split(b":"):
+        case [b"dkv1", kind, name] if kind in _CONTROL_KINDS:
+            return KeyName(_CONTROL_KINDS[kind], "", _unbraced(name))
+        case [b"dkv1", fingerprint, b"m", name]:
+            return KeyName("index", fingerprint.decode("ascii", "replace"), _unbraced(name))
+        case [b"dkv1", fingerprint, b"b" | b"t", name, component, b"0", segment] if (
+            component.isdigit() and segment.isdigit() and int(component) in _COMPONENTS
+        ):
+            return KeyName(
+                Component(int(component)).kind,
+                fingerprint.decode("ascii", "replace"),
+                _unbraced(name),
+                int(segment),
+            )
+    return KeyName("unknown")
+
+
+def _unbraced(name: bytes) -> str:
+    return name.strip(b"{}").decode("ascii", "replace")
 
 
 def handoff_id_of_key(key: bytes) -> str:

@@ -10,7 +10,7 @@ Invariant: every key carries a time to live, so nothing leaks when all writers d
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -207,5 +207,21 @@ class LeaseStore(Protocol):
         ...
 
 
-class Backend(BlockStore, LeaseStore, Protocol):
-    """Both ports in one object, as every backend provides them."""
+class KeyStore(Protocol):
+    """Keys by prefix, for administration only: slow, and no snapshot."""
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """All keys that start with a prefix; one that comes or goes meanwhile may be missing."""
+        ...
+
+    def sizes(self, keys: Sequence[bytes]) -> list[int]:
+        """Bytes stored under each key, header included; 0 for leases and for what is gone."""
+        ...
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """Deletes keys of any kind; how many there were."""
+        ...
+
+
+class Backend(BlockStore, LeaseStore, KeyStore, Protocol):
+    """All ports in one object, as every backend provides them."""

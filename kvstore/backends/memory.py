@@ -7,7 +7,7 @@ copied in; readers get copies out, so nothing aliases.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.backends.base import (
@@ -261,6 +261,29 @@ class MemoryBackend:
             ]
 
     # Helpers; the lock is held.
+
+    # KeyStore
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """See `KeyStore`."""
+        with self._lock:
+            now_ms = self._now_ms()
+            names = [name for name in list(self._values) if self._live(name, now_ms)]
+            names += [name for name in list(self._leases) if self._lease(name, now_ms)]
+        yield from (name for name in names if name.startswith(prefix))
+
+    def sizes(self, keys: Sequence[bytes]) -> list[int]:
+        """See `KeyStore`."""
+        with self._lock:
+            now_ms = self._now_ms()
+            found = [self._live(key, now_ms) for key in keys]
+            return [len(value.data) if value else 0 for value in found]
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """See `KeyStore`."""
+        with self._lock:
+            found = [self._values.pop(key, None) or self._leases.pop(key, None) for key in keys]
+            return sum(value is not None for value in found)
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)

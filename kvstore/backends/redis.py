@@ -32,7 +32,7 @@ from kvstore.backends.pool import RespPool
 from kvstore.backends.resp import Command, Reply, ReplyError, encode_keys
 from kvstore.config import KvStoreConfig, StoreUrl
 from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreRefused
-from kvstore.keys import HEADER_BYTES, handoff_id_of_key
+from kvstore.keys import HEADER_BYTES, LEASE_PREFIX, handoff_id_of_key
 
 _SMALL_DEPTH = 1024  # commands in flight when requests and replies are short
 _GROUP = 64  # keys of one EXISTS; in one slot or on one node
@@ -226,6 +226,26 @@ class RedisBackend:
             _entry(name, fields.get(name, {}), name in bodies, tails.get(name, []), now_ms)
             for name in sorted(bodies | set(tails) | set(fields))
         ]
+
+    # KeyStore
+
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """See `KeyStore`."""
+        with self._translated():
+            # Keys of ours hold no character that means something in a pattern.
+            yield from self._scan(prefix + b"*")
+
+    def sizes(self, keys: Sequence[bytes]) -> list[int]:
+        """See `KeyStore`."""
+        values = [key for key in keys if not key.startswith(LEASE_PREFIX)]
+        replies = self._run([encode_keys(b"STRLEN", (key,)) for key in values], _SMALL_DEPTH)
+        found = dict(zip(values, replies, strict=True))
+        return [size if isinstance(size := found.get(key), int) else 0 for key in keys]
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """See `KeyStore`."""
+        replies = self._run([encode_keys(b"UNLINK", (key,)) for key in keys], _SMALL_DEPTH)
+        return sum(reply for reply in replies if isinstance(reply, int))
 
     # Helpers
 

@@ -573,3 +573,22 @@ def test_the_server_says_how_full_it_is(store: KvStore) -> None:
     assert statistics.num_keys > 0
     assert statistics.used_bytes > 0
     assert statistics.address
+
+
+# Administration
+
+
+def test_keys_are_found_by_prefix_sized_and_deleted(store: KvStore, raw: RawStore) -> None:
+    ticket = PROMPT.hand_over(store)
+    backend = raw.backend
+    values = raw.values()
+    lease = lease_key(ticket.handoff_id)
+    assert set(backend.keys(b"dkv1:")) == {*values, lease}
+    assert list(backend.keys(b"dkv1:h:")) == [body_key(ticket.handoff_id)]
+    assert list(backend.keys(b"other")) == []
+    names = [*values, lease, b"dkv1:h:{none}"]
+    assert backend.sizes(names) == [*map(len, values.values()), 0, 0]
+    assert backend.delete(names) == len(values) + 1
+    assert backend.delete([]) == 0
+    assert raw.values() == {}
+    assert store.audit() == []

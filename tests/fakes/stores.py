@@ -156,6 +156,7 @@ class RawRedis:
     """Raw access to a server."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self.backend: Backend = RedisBackend(parse_url(url), small_config())
         self.client = redis.Redis(unix_socket_path=parse_url(url).path)
 

@@ -1,0 +1,134 @@
+"""`disagg kv`: each action on a real store, and what it says when it cannot act."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cli.main import main
+from kvstore import KvStore, embedded
+from kvstore.keys import body_key, lease_key
+from tests.fakes.stores import FINGERPRINT, Prompt, RawRedis, make_store
+
+PROMPT = Prompt("request-1", tuple(range(14)))
+
+pytestmark = pytest.mark.medium
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RawRedis]:
+    with embedded.start(max_memory_bytes=256 << 20) as server:
+        raw = RawRedis(server.url)
+        yield raw
+        raw.close()
+
+
+@pytest.fixture
+def raw(server: RawRedis) -> RawRedis:
+    server.clear()
+    return server
+
+
+@pytest.fixture
+def store(raw: RawRedis) -> KvStore:
+    return make_store(raw.backend)
+
+
+def run(raw: RawRedis, *arguments: str) -> int:
+    return main(["kv", *arguments, "--store", raw.url])
+
+
+def answer(capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_stats(raw: RawRedis, store: KvStore, capsys: pytest.CaptureFixture[str]) -> None:
+    PROMPT.hand_over(store)
+    raw.client.set("somebody's", "value")
+    assert run(raw, "stats", "--json") == 0
+    found = answer(capsys)
+    assert found["layouts"][FINGERPRINT.hex()]["values"]["kv"] == 3
+    assert found["control"] == {"body": 1, "lease": 1, "attempt": 1}
+    assert found["foreign_keys"] == 1
+    assert found["server"]["max_bytes"] == 256 << 20
+    assert run(raw, "stats") == 0
+    text = capsys.readouterr().out
+    assert f"layout {FINGERPRINT.hex()}" in text
+    assert "foreign 1" in text
+
+
+def test_inspect(raw: RawRedis, store: KvStore, capsys: pytest.CaptureFixture[str]) -> None:
+    ticket = PROMPT.hand_over(store)
+    assert run(raw, "inspect", ticket.handoff_id, "--json") == 0
+    found = answer(capsys)
+    assert found["lease"]["state"] == "committed"
+    assert found["body"]["num_tokens"] == 14
+    assert run(raw, "inspect", PROMPT.hashes[0].hex()) == 0
+    assert "sound" in capsys.readouterr().out
+    key = body_key(ticket.handoff_id)
+    raw.write(key, raw.values()[key][:-1] + b"x")
+    assert run(raw, "inspect", key.decode()) == 1
+    assert "DAMAGED: its digest" in capsys.readouterr().out
+    assert run(raw, "inspect", "0" * 32) == 1
+    assert "nothing is stored" in capsys.readouterr().out
+    assert run(raw, "inspect", "nonsense") == 2
+    assert "32 hex digits" in capsys.readouterr().err
+
+
+def test_audit(raw: RawRedis, store: KvStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raw, "audit") == 0
+    assert "0 hand-offs, 0 orphans" in capsys.readouterr().out
+    ticket = PROMPT.hand_over(store)
+    assert run(raw, "audit") == 0
+    assert "request-1" in capsys.readouterr().out
+    raw.drop_lease(lease_key(ticket.handoff_id))
+    assert run(raw, "audit", "--json") == 1
+    found = answer(capsys)
+    assert found["orphans"] == 1
+    assert found["handoffs"][0]["state"] == "orphan"
+
+
+def test_flush(raw: RawRedis, store: KvStore, capsys: pytest.CaptureFixture[str]) -> None:
+    PROMPT.hand_over(store)
+    assert run(raw, "flush", "--fingerprint", "00" * 8, "--json") == 0
+    assert answer(capsys) == {"deleted": 0}
+    assert run(raw, "flush", "--fingerprint", FINGERPRINT.hex()) == 0
+    assert "9 keys deleted" in capsys.readouterr().out
+    assert run(raw, "flush", "--fingerprint", "12") == 2
+    assert "16 hex digits" in capsys.readouterr().err
+    raw.client.set("somebody's", "value")
+    assert run(raw, "flush", "--all") == 0
+    assert raw.client.keys() == [b"somebody's"]
+    with pytest.raises(SystemExit) as caught:
+        run(raw, "flush")
+    assert caught.value.code == 2
+
+
+def test_mutate_in_a_given_store_leaves_it_as_it_was(
+    raw: RawRedis, store: KvStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticket = PROMPT.hand_over(store)
+    before = raw.values()
+    assert run(raw, "mutate", "--count", "60", "--seed", "7", "--json") == 0
+    found = answer(capsys)
+    assert (found["mutations"], found["undetected"]) == (60, 0)
+    assert sum(found["by_kind"].values()) == 60
+    assert raw.values() == before
+    with store.open_ticket(ticket, PROMPT.token_ids) as reader:
+        assert reader.fetch().num_tokens == 14
+
+
+def test_mutate_in_a_private_store(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kv", "mutate", "--count", "20"]) == 0
+    assert "20 mutations, 0 undetected" in capsys.readouterr().out
+    assert main(["kv", "mutate", "--count", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kv", "audit", "--store", "redis://127.0.0.1:1"]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+    assert main(["kv", "audit", "--store", "nonsense://x"]) == 2
+    assert "scheme" in capsys.readouterr().err
