@@ -14,6 +14,7 @@ from engine.parallel.dispatch import Dispatcher, DispatchShape, LocalDispatcher
 from engine.parallel.dispatch_gloo import GlooDispatcher
 from engine.parallel.dispatch_shm import SharedMemoryDispatcher
 from engine.parallel.errors import GeometryMismatch
+from engine.parallel.ledger.record import Ledger, RecordingDispatcher, RecordingVote
 from engine.parallel.lockstep import VotePort
 from engine.parallel.shared_memory import Exchange, Progress, Segment
 from engine.parallel.votes import Doorbell, GlooVote, LocalVote, SharedMemoryVote
@@ -30,6 +31,7 @@ class Ports:
         dispatcher: expert dispatch and combine.
         vote: step agreement, and the doorbell behind `vote.ring` and `vote.wait_for_work`.
         progress: what the rank is doing, for error messages; the step loop sets `step_kind`.
+        ledger: the collectives of the rank; stays empty in a group of one, which has none.
         ready: waits until every rank called it, with the start timeout: a rank calls it when it is
             done loading, so that no peer meets it loading inside a step. Once.
         abort: marks the group as lost because of this rank, so that no peer waits for it.
@@ -39,6 +41,7 @@ class Ports:
     dispatcher: Dispatcher
     vote: VotePort
     progress: Progress
+    ledger: Ledger
     ready: Callable[[], None]
     abort: Callable[[], None]
     close: Callable[[], None]
@@ -77,6 +80,7 @@ def _open_local(context: RankContext, shape: DispatchShape) -> Ports:
         dispatcher=LocalDispatcher(shape),
         vote=LocalVote(progress),
         progress=progress,
+        ledger=Ledger(),
         ready=_nothing,
         abort=_nothing,
         close=_nothing,
@@ -96,7 +100,7 @@ def _open_shared_memory(context: RankContext, shape: DispatchShape) -> Ports:
         progress,
     )
     barrier()
-    return _ports(context, segment, dispatcher, vote, progress, barrier)
+    return _ports(context, segment, dispatcher, vote, shape, progress, barrier)
 
 
 def _open_gloo(context: RankContext, shape: DispatchShape) -> Ports:
@@ -116,7 +120,8 @@ def _open_gloo(context: RankContext, shape: DispatchShape) -> Ports:
     )
     vote = GlooVote(votes, _doorbell(context, segment, progress), progress)
     barrier()
-    return _ports(context, segment, GlooDispatcher(experts, shape), vote, progress, barrier)
+    dispatcher = GlooDispatcher(experts, shape)
+    return _ports(context, segment, dispatcher, vote, shape, progress, barrier)
 
 
 def _join(
@@ -165,13 +170,16 @@ def _ports(
     segment: Segment,
     dispatcher: Dispatcher,
     vote: VotePort,
+    shape: DispatchShape,
     progress: Progress,
     ready: Callable[[], None],
 ) -> Ports:
+    ledger = Ledger()
     return Ports(
-        dispatcher=dispatcher,
-        vote=vote,
+        dispatcher=RecordingDispatcher(dispatcher, ledger, shape.hidden),
+        vote=RecordingVote(vote, ledger),
         progress=progress,
+        ledger=ledger,
         ready=ready,
         abort=lambda: segment.abort(context.rank),
         close=segment.close,

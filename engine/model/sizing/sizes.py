@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.model.config import ModelConfigError
 from engine.model.sizing.counts import FP4_GROUP, Counter, Part, count_draft, count_layer
+from engine.parallel.ledger.predict import StepModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,21 @@ class ModelSizes:
         # Scales are not parameters: a row is one byte a number, plus one scale per 32.
         width = self.engram.row_bytes * FP4_GROUP // (FP4_GROUP + 1)
         return sum(self.engram.rows) * width + self.parts["engram"].parameters
+
+    def step_model(self) -> StepModel:
+        """What decides the collectives of a step."""
+        engram = self.engram
+        return StepModel(
+            hidden=self.hidden_size,
+            top_k=self.top_k,
+            num_layers=self.num_layers,
+            num_moe_layers=self.num_moe_layers,
+            num_fetches=len(engram.rows) if engram else 0,
+            fetch_bytes=engram.rows_per_token * engram.row_bytes if engram else 0,
+            window_row_bytes=self.window_row_bytes,
+            source_row_bytes=self.source_row_bytes,
+            num_draft_stages=self.num_draft_stages,
+        )
 
     @classmethod
     def from_config(cls, raw: Mapping[str, Any]) -> "ModelSizes":

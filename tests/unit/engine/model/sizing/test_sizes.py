@@ -89,5 +89,5 @@ def test_a_config_that_cannot_be_planned_is_refused(change, words):
 def test_a_missing_key_is_named():
     raw = read_config("v4-flash")
     del raw["o_groups"]
-    with pytest.raises(ModelConfigError, match="config.json lacks 'o_groups'"):
+    with pytest.raises(ModelConfigError, match=r"config\.json lacks 'o_groups'"):
         ModelSizes.from_config(raw)

@@ -1,0 +1,37 @@
+"""Collectives of a step: what a layout predicts, and what a rank recorded."""
+
+from engine.parallel.ledger.predict import (
+    FLOAT32_WIRE,
+    FP8_WIRE,
+    Line,
+    Medium,
+    StepModel,
+    StepShape,
+    WireFormat,
+    num_device_collectives,
+    predict_step,
+)
+from engine.parallel.ledger.record import (
+    Entry,
+    Ledger,
+    LedgerTotals,
+    RecordingDispatcher,
+    RecordingVote,
+)
+
+__all__ = [
+    "FLOAT32_WIRE",
+    "FP8_WIRE",
+    "Entry",
+    "Ledger",
+    "LedgerTotals",
+    "Line",
+    "Medium",
+    "RecordingDispatcher",
+    "RecordingVote",
+    "StepModel",
+    "StepShape",
+    "WireFormat",
+    "num_device_collectives",
+    "predict_step",
+]

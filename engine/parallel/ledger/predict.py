@@ -1,0 +1,293 @@
+"""Which collectives a step of a layout makes, and how many bytes they move. Pure arithmetic.
+
+A line counts one operation on one channel. Bytes are those one rank sends in a step: rows to
+distinct ranks in the worst case for dispatch and combine (combine: that come back), a ring for
+reductions and gathers. Dense all-reduces appear only with attention TP.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.parallel.layout import Layout
+from engine.parallel.rows.paths import Combine, Path
+from engine.parallel.rows.splits import PaddingMode
+
+
+class Medium(enum.Enum):
+    """What a line occupies."""
+
+    DEVICE = "device"
+    KERNEL = "in-kernel"
+    HOST = "host"
+    ONE_SIDED = "one-sided"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireFormat:
+    """Bytes of a row on the wire.
+
+    Args:
+        name: for humans.
+        value_bytes: of one number of a dispatched row; `result_bytes` of a combined one.
+        scale_group: numbers that share a float32 scale; None for no scales.
+        extra_bytes: beside the numbers, per dispatched row.
+    """
+
+    name: str
+    value_bytes: int
+    result_bytes: int
+    scale_group: int | None = None
+    extra_bytes: int = 0
+
+    def dispatch_bytes(self, hidden: int) -> int:
+        """Of one row to one target."""
+        scales = 4 * (hidden // self.scale_group) if self.scale_group else 0
+        return hidden * self.value_bytes + scales + self.extra_bytes
+
+    def combine_bytes(self, hidden: int) -> int:
+        """Of one row from one target."""
+        return hidden * self.result_bytes
+
+
+FP8_WIRE = WireFormat(name="fp8 rows, bf16 results", value_bytes=1, result_bytes=2, scale_group=128)
+# What this engine sends on CPUs: rows with their weight and slot.
+FLOAT32_WIRE = WireFormat(name="float32", value_bytes=4, result_bytes=4, extra_bytes=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """What decides the collectives of a model's step.
+
+    Args:
+        hidden, top_k: width of a row, choices per row.
+        num_layers, num_moe_layers: attention layers, and those with routed experts.
+        num_fetches, fetch_bytes: row tables read per step, and bytes of their rows per token.
+        window_row_bytes: window row of an attention layer; 0 without windows.
+        source_row_bytes: for each layer that pools KV, its projected row.
+        num_draft_stages: draft layers that gather context rows.
+    """
+
+    hidden: int
+    top_k: int
+    num_layers: int
+    num_moe_layers: int
+    num_fetches: int = 0
+    fetch_bytes: int = 0
+    window_row_bytes: int = 0
+    source_row_bytes: tuple[int, ...] = ()
+    num_draft_stages: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What kind of step, and how rows reach the experts.
+
+    Args:
+        tokens: rows of one attention group in this step.
+        is_prefill: context parallelism acts in prefill steps only.
+        path: of the rows to the experts.
+        cuts_rows: path B cuts replicated rows; without, each is dispatched attn_tp times.
+        is_fused: dispatch, experts and combine are one kernel.
+        is_compact: prefill keeps only the last rows after the encoder half.
+        padding, combine: of path A.
+        wire: formats of rows.
+    """
+
+    tokens: int
+    is_prefill: bool = False
+    path: Path = Path.DIRECT
+    cuts_rows: bool = True
+    is_fused: bool = False
+    is_compact: bool = False
+    padding: PaddingMode = PaddingMode.SUM
+    combine: Combine = Combine.REDUCE_SCATTER
+    wire: WireFormat = FP8_WIRE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One operation of a step.
+
+    Args:
+        channel, operation: as recorded at run time.
+        count: times per step.
+        num_bytes: that one rank moves in a step, over all of them.
+        medium: what it occupies.
+        is_per_layer: it grows with the layers, and counts as a collective of the step.
+    """
+
+    channel: str
+    operation: str
+    count: int
+    num_bytes: int
+    medium: Medium = Medium.DEVICE
+    is_per_layer: bool = True
+
+
+def predict_step(layout: Layout, model: StepModel, shape: StepShape) -> tuple[Line, ...]:
+    """Lines of one step, in the order of a layer; operations that do not happen have no line."""
+    lines = [
+        *_agreement(layout),
+        *_fetches(layout, model, shape),
+        *_context(layout, model, shape),
+        *_attention(layout, model, shape),
+        *_experts(layout, model, shape),
+    ]
+    return tuple(line for line in lines if line.count)
+
+
+def num_device_collectives(lines: tuple[Line, ...], *, with_kernels: bool = False) -> int:
+    """Device collectives of a step that grow with the layers.
+
+    Args:
+        lines: of `predict_step`.
+        with_kernels: count kernels that exchange rows inside themselves.
+    """
+    media = {Medium.DEVICE, Medium.KERNEL} if with_kernels else {Medium.DEVICE}
+    return sum(line.count for line in lines if line.medium in media and line.is_per_layer)
+
+
+def _agreement(layout: Layout) -> Iterator[Line]:
+    if layout.replica_size > 1:
+        # Nine fields of 8 bytes.
+        yield Line(
+            channel="vote",
+            operation="all_reduce",
+            count=1,
+            num_bytes=72,
+            medium=Medium.HOST,
+            is_per_layer=False,
+        )
+
+
+def _fetches(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
+    if layout.enp > 1:
+        rows = _rows_per_rank(layout, shape)
+        yield Line(
+            channel="table",
+            operation="fetch",
+            count=model.num_fetches,
+            num_bytes=model.num_fetches * rows * model.fetch_bytes,
+            medium=Medium.ONE_SIDED,
+        )
+
+
+def _context(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
+    if layout.cp == 1 or not shape.is_prefill:
+        return
+    rows = _rows_per_rank(layout, shape) * (layout.cp - 1)
+    widths = {
+        "window_gather": [model.window_row_bytes] * (model.num_layers + model.num_draft_stages),
+        "source_gather": list(model.source_row_bytes),
+        "exit_gather": [2 * model.hidden],
+    }
+    for operation, found in widths.items():
+        gathered = [width for width in found if width]
+        yield Line(
+            channel="sequence",
+            operation=operation,
+            count=len(gathered),
+            num_bytes=rows * sum(gathered),
+        )
+    if shape.is_compact:
+        # Hidden, residual of four streams, three mix tensors and the selection, once.
+        width = 2 * model.hidden * 5
+        yield Line(channel="sequence", operation="boundary_gather", count=6, num_bytes=rows * width)
+
+
+def _attention(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
+    width = layout.attn_tp
+    if width > 1:
+        yield Line(
+            channel="attention",
+            operation="all_reduce",
+            count=model.num_layers,
+            num_bytes=model.num_layers * _ring_reduce(width, shape.tokens * 2 * model.hidden),
+        )
+
+
+def _experts(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
+    layers, hidden, width = model.num_moe_layers, model.hidden, layout.attn_tp
+    if shape.path is Path.A:
+        yield from _path_a(layout, model, shape)
+        return
+    if shape.path is Path.PLAIN:
+        traffic = _ring_reduce(layout.replica_size, shape.tokens * 2 * hidden)
+        count = layers if layout.replica_size > 1 else 0
+        yield Line(channel="domain", operation="all_reduce", count=count, num_bytes=count * traffic)
+        return
+    if layout.ep == 1:
+        return
+    is_cut = shape.path is Path.B and shape.cuts_rows
+    rows = _rows_per_rank(layout, shape, is_cut=is_cut)
+    # Worst case: every choice of a row lives on another rank.
+    targets = rows * model.top_k
+    sent = layers * targets * shape.wire.dispatch_bytes(hidden)
+    returned = layers * targets * shape.wire.combine_bytes(hidden)
+    if shape.is_fused:
+        yield Line(
+            channel="experts",
+            operation="fused",
+            count=layers,
+            num_bytes=sent + returned,
+            medium=Medium.KERNEL,
+        )
+    else:
+        yield Line(channel="experts", operation="dispatch", count=layers, num_bytes=sent)
+        yield Line(channel="experts", operation="combine", count=layers, num_bytes=returned)
+    if is_cut and width > 1:
+        chunk = rows * 2 * hidden * (width - 1)
+        yield Line(
+            channel="attention", operation="all_gather", count=layers, num_bytes=layers * chunk
+        )
+
+
+def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
+    """Row gather and combine, for equally full attention groups of `tokens` rows each."""
+    layers, width = model.num_moe_layers, layout.attn_tp
+    domain = layout.replica_size
+    row = 2 * model.hidden
+    own, everything = shape.tokens * row, shape.tokens * layout.dp * row
+    one_way, inner = _ring_gather(domain, everything), _ring_gather(width, own)
+    ring = 2 * one_way
+    if shape.padding is PaddingMode.SUM:
+        gather = [("domain", "all_reduce", ring)]
+    elif width == 1:
+        gather = [("domain", "all_gather", one_way)]
+    else:
+        gather = [("attention", "reduce_scatter", inner), ("domain", "all_gather", one_way)]
+    if shape.combine is Combine.ALL_REDUCE:
+        combine = [("domain", "all_reduce", ring)]
+    else:
+        combine = [("domain", "reduce_scatter", one_way)]
+        if width > 1:
+            combine.append(("attention", "all_gather", inner))
+    yield Line(
+        channel="domain",
+        operation="id_gather",
+        count=1,
+        num_bytes=_ring_gather(domain, shape.tokens * layout.dp * 8),
+        is_per_layer=False,
+    )
+    for channel, operation, traffic in (*gather, *combine):
+        yield Line(channel=channel, operation=operation, count=layers, num_bytes=layers * traffic)
+
+
+def _rows_per_rank(layout: Layout, shape: StepShape, *, is_cut: bool = False) -> int:
+    """Rows of a group that one of its ranks handles, padded to equal parts."""
+    parts = layout.cp if shape.is_prefill else 1
+    if is_cut:
+        parts *= layout.attn_tp
+    return -(-shape.tokens // parts)
+
+
+def _ring_reduce(size: int, num_bytes: int) -> int:
+    return 2 * _ring_gather(size, num_bytes)
+
+
+def _ring_gather(size: int, num_bytes: int) -> int:
+    """Bytes each of `size` ranks sends so that all hold `num_bytes`; also of a reduce-scatter."""
+    return (size - 1) * num_bytes // size

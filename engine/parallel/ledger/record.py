@@ -1,0 +1,155 @@
+"""What a rank really sent: every collective of every step, by channel and operation.
+
+Recording stands around the ports, so that no transport knows of it. Bytes are those of this rank's
+rows: sent in a dispatch, received in a combine, whatever the transport copies on the way.
+
+Invariant: the sequence of operations on a channel is equal on all its members, so their digests
+are equal after the same number of steps; bytes may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from engine.parallel.dispatch import Dispatched, Dispatcher, DispatchHandle
+from engine.parallel.lockstep import IntArray, VotePort
+
+# A row travels with its weight and its slot.
+_ROW_EXTRA_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One collective."""
+
+    channel: str
+    operation: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerTotals:
+    """Sums since the start.
+
+    Args:
+        num_steps: votes so far; each opens a step.
+        counts, num_bytes: by (channel, operation).
+        digests: of the sequence of operations, by channel.
+    """
+
+    num_steps: int
+    counts: dict[tuple[str, str], int]
+    num_bytes: dict[tuple[str, str], int]
+    digests: dict[str, str]
+
+
+class Ledger:
+    """The log of one rank. One thread writes; others may read totals that are a step old.
+
+    Args:
+        kept_steps: how many steps' entries are kept, beside the totals.
+    """
+
+    __slots__ = ("_bytes", "_counts", "_hashes", "_steps", "num_steps")
+
+    def __init__(self, *, kept_steps: int = 2) -> None:
+        """Starts empty; what comes before the first vote belongs to no step."""
+        self._counts: dict[tuple[str, str], int] = {}
+        self._bytes: dict[tuple[str, str], int] = {}
+        self._hashes: dict[str, hashlib.blake2b] = {}
+        self._steps: deque[list[Entry]] = deque([[]], maxlen=kept_steps)
+        self.num_steps = 0
+
+    def begin_step(self) -> None:
+        """A vote opens the next step."""
+        self._steps.append([])
+        self.num_steps += 1
+
+    def record(self, channel: str, operation: str, num_bytes: int) -> None:
+        """Notes one collective of the open step."""
+        key = (channel, operation)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        self._bytes[key] = self._bytes.get(key, 0) + num_bytes
+        if channel not in self._hashes:
+            self._hashes[channel] = hashlib.blake2b(digest_size=8)
+        self._hashes[channel].update(operation.encode() + b"\n")
+        self._steps[-1].append(Entry(channel=channel, operation=operation, num_bytes=num_bytes))
+
+    def open_step(self) -> tuple[Entry, ...]:
+        """Entries since the last vote, that vote included."""
+        return tuple(self._steps[-1])
+
+    def totals(self) -> LedgerTotals:
+        """Sums since the start; a copy."""
+        return LedgerTotals(
+            num_steps=self.num_steps,
+            counts=dict(self._counts),
+            num_bytes=dict(self._bytes),
+            digests={channel: h.hexdigest() for channel, h in self._hashes.items()},
+        )
+
+
+class RecordingDispatcher:
+    """A dispatcher whose calls are noted on channel "experts"."""
+
+    def __init__(self, inner: Dispatcher, ledger: Ledger, hidden: int) -> None:
+        """Takes the port and the width of a row."""
+        self._inner = inner
+        self._ledger = ledger
+        self._row_bytes = 4 * hidden
+        self._num_choices = 0
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._inner.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+        return self._inner.num_ranks
+
+    def dispatch(
+        self, rows: Tensor, slot_ids: Tensor, weights: Tensor, slots_per_rank: int
+    ) -> Dispatched:
+        """See `Dispatcher.dispatch`."""
+        sent = self._inner.dispatch(rows, slot_ids, weights, slots_per_rank)
+        self._num_choices = int(np.count_nonzero(slot_ids.numpy() >= 0))
+        num_bytes = self._num_choices * (self._row_bytes + _ROW_EXTRA_BYTES)
+        self._ledger.record("experts", "dispatch", num_bytes)
+        return sent
+
+    def combine(self, outputs: Tensor, handle: DispatchHandle) -> Tensor:
+        """See `Dispatcher.combine`."""
+        combined = self._inner.combine(outputs, handle)
+        self._ledger.record("experts", "combine", self._num_choices * self._row_bytes)
+        return combined
+
+
+class RecordingVote:
+    """A vote port whose calls are noted on channel "vote"; each opens a step."""
+
+    def __init__(self, inner: VotePort, ledger: Ledger) -> None:
+        """Takes the port."""
+        self._inner = inner
+        self._ledger = ledger
+
+    def reduce_max(self, vector: IntArray) -> IntArray:
+        """See `VotePort.reduce_max`."""
+        reduced = self._inner.reduce_max(vector)
+        self._ledger.begin_step()
+        self._ledger.record("vote", "all_reduce", vector.nbytes)
+        return reduced
+
+    def wait_for_work(self, timeout_s: float) -> None:
+        """See `VotePort.wait_for_work`."""
+        self._inner.wait_for_work(timeout_s)
+
+    def ring(self) -> None:
+        """See `VotePort.ring`."""
+        self._inner.ring()
