@@ -14,16 +14,19 @@ def index_logits(
     """See `disagg_kernels.index.index_logits`."""
     rows, heads, width = query.shape
     num_keys = keys.shape[1]
-    scores = query.new_full((rows, num_keys), float("-inf"))
     if len(spans) == keys.shape[0] and all(end == begin + 1 for _, begin, end in spans):
         # Decode: one row per sequence, all at once. Rows beyond the sequences are padding.
-        dots = torch.bmm(query[: len(spans)], keys.mT).relu_()
-        scores[: len(spans)] = (dots * weight[: len(spans)].unsqueeze(-1)).sum(1)
+        count = len(spans)
+        dots = torch.bmm(query[:count], keys.mT).relu_()
+        scores = dots.mul_(weight[:count].unsqueeze(-1)).sum(1)
+        if count < rows:
+            scores = functional.pad(scores, (0, 0, 0, rows - count))
     else:
+        scores = query.new_zeros((rows, num_keys))
         for sequence, begin, end in spans:
             dots = torch.mm(query[begin:end].reshape(-1, width), keys[sequence].mT).relu_()
             dots = dots.view(end - begin, heads, num_keys)
-            scores[begin:end] = (dots * weight[begin:end].unsqueeze(-1)).sum(1)
+            scores[begin:end] = dots.mul_(weight[begin:end].unsqueeze(-1)).sum(1)
     hidden = torch.arange(num_keys) >= visible.unsqueeze(-1)
     return scores.masked_fill_(hidden, float("-inf"))
 
