@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.parallel.layout import TensorLayout
-from engine.parallel.rows.paths import Combine
+from engine.parallel.rows.modes import Combine
 from engine.parallel.worker import run_group
 from tests.distributed.ranks import row_ranks
 

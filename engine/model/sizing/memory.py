@@ -1,8 +1,8 @@
 """What one rank of a layout holds, and whether it fits a GPU. Pure arithmetic.
 
 Attention, router and shared expert are on every rank; heads and dense layers divide by attention
-TP; routed experts by slots. Row tables stay in host memory. KV is whole on every rank of an
-engine. Draft stages are not counted.
+TP; routed experts by slots. Row tables stay in host memory. A latent KV is whole on every rank of
+an engine. Draft stages are not counted.
 """
 
 from collections.abc import Mapping
@@ -91,6 +91,6 @@ def plan_memory(
         weights=weights,
         host_table_bytes=tables,
         usable_bytes=int(gpu.memory_bytes * UTILISATION),
-        kv_bytes_per_token=sizes.kv_bytes_per_token,
+        kv_bytes_per_token=sizes.kv_bytes_per_token / (layout.attn_tp if sizes.has_kv_heads else 1),
         state_bytes_per_sequence=sizes.state_bytes_per_sequence,
     )

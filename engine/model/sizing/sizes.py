@@ -38,6 +38,7 @@ class ModelSizes:
             TP, the rest is on every rank.
         draft: Weights of draft stages, not counted elsewhere.
         engram: Row tables, if any.
+        max_context: Longest context of the model.
         kv_bytes_per_token: What grows with the context, packed as served.
         state_bytes_per_sequence: Windows, and compressor tails at their largest.
         window_row_bytes: One window row as it travels between context ranks; 0 without windows.
@@ -59,11 +60,17 @@ class ModelSizes:
     parts: Mapping[str, Part]
     draft: Part | None
     engram: Engram | None
+    max_context: int
     kv_bytes_per_token: float
     state_bytes_per_sequence: int
     window_row_bytes: int
     source_row_bytes: tuple[int, ...]
     num_draft_stages: int
+
+    @property
+    def has_kv_heads(self) -> bool:
+        """Whether KV divides by attention TP; a shared latent is whole on every rank."""
+        return self.family == "llama"
 
     @property
     def num_moe_layers(self) -> int:
@@ -174,6 +181,7 @@ def _v4(raw: Mapping[str, Any]) -> ModelSizes:
         parts=counter.done(),
         draft=None,
         engram=None,
+        max_context=raw["max_position_embeddings"],
         kv_bytes_per_token=kv,
         state_bytes_per_sequence=layers * raw["sliding_window"] * entry + tails,
         window_row_bytes=2 * width,
@@ -243,6 +251,7 @@ def _v41(raw: Mapping[str, Any]) -> ModelSizes:
             row_bytes=row_width + row_width // FP4_GROUP,
             rows_per_token=columns,
         ),
+        max_context=c["max_position_embeddings"],
         kv_bytes_per_token=kv,
         state_bytes_per_sequence=(layers + stages) * c["sliding_window"] * row + tails,
         window_row_bytes=2 * width,
@@ -278,6 +287,7 @@ def _llama(raw: Mapping[str, Any]) -> ModelSizes:
         parts=counter.done(),
         draft=None,
         engram=None,
+        max_context=raw["max_position_embeddings"],
         kv_bytes_per_token=2.0 * layers * kv_heads * width * 2,
         state_bytes_per_sequence=0,
         window_row_bytes=0,

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.parallel.layout import Layout
-from engine.parallel.rows.paths import Combine, Path
-from engine.parallel.rows.splits import PaddingMode
+from engine.parallel.rows.modes import Combine, PaddingMode, Path
 
 
 class Medium(enum.Enum):
@@ -201,11 +200,13 @@ def _context(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Lin
 def _attention(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
     width = layout.attn_tp
     if width > 1:
+        # Dense layers share their inner width over the same ranks: one more reduction each.
+        count = model.num_layers + model.num_layers - model.num_moe_layers
         yield Line(
             channel="attention",
             operation="all_reduce",
-            count=model.num_layers,
-            num_bytes=model.num_layers * _ring_reduce(width, shape.tokens * 2 * model.hidden),
+            count=count,
+            num_bytes=count * _ring_reduce(width, shape.tokens * 2 * model.hidden),
         )
 
 

@@ -12,12 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from engine.parallel.dispatch import Dispatched, Dispatcher, DispatchHandle
 from engine.parallel.lockstep import IntArray, VotePort
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.parallel.dispatch import Dispatched, Dispatcher, DispatchHandle
 
 # A row travels with its weight and its slot.
 _ROW_EXTRA_BYTES = 8

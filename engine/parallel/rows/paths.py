@@ -8,12 +8,11 @@ backend alone.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 
 from torch import Tensor
 
-from engine.parallel.rows.splits import padding_mode
+from engine.parallel.rows.modes import Combine, padding_mode
 from engine.parallel.rows.tags import RowSet, TaggedRows, ValueState
 from engine.parallel.rows.transitions import (
     RowGroup,
@@ -31,29 +30,6 @@ from engine.parallel.rows.transitions import (
 # Rows and which rows they are, to rows of the same shape.
 Experts = Callable[[Tensor, RowSet], Tensor]
 SharedExpert = Callable[[Tensor], Tensor]
-
-
-class Path(enum.Enum):
-    """How rows reach the experts."""
-
-    A = "a"
-    B = "b"
-    DIRECT = "direct"
-    PLAIN = "plain"
-
-
-class Combine(enum.Enum):
-    """How path A ends: sum and slice, or one reduce-scatter. Chosen once a step, passed to both."""
-
-    ALL_REDUCE = "all-reduce"
-    REDUCE_SCATTER = "reduce-scatter"
-
-
-def choose_path(*, attn_dp: int, attn_tp: int, all_to_all: bool) -> Path:
-    """The path of a layout without context parallelism."""
-    if all_to_all:
-        return Path.B if attn_tp > 1 else Path.DIRECT
-    return Path.A if attn_dp > 1 else Path.PLAIN
 
 
 def path_a(

@@ -1,4 +1,4 @@
-"""How n rows are cut over t ranks, and how counts decide the padding of a row gather. Pure.
+"""How n rows are cut over t ranks. Pure.
 
 One rule everywhere: the first n mod t chunks have one row more. (The other common rule, chunks of
 ceil(n / t), gives different offsets for the same sizes; mixing them swaps rows silently.)
@@ -6,8 +6,6 @@ ceil(n / t), gives different offsets for the same sizes; mixing them swaps rows 
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -44,23 +42,3 @@ class Split:
         """Rows of one chunk."""
         begin = self.offsets[rank]
         return slice(begin, begin + self.sizes[rank])
-
-
-class PaddingMode(enum.Enum):
-    """Size of the buffer of a row gather: the sum of all counts, or the largest for each group."""
-
-    SUM = "SUM"
-    MAX = "MAX"
-
-
-def padding_mode(counts: Sequence[int], *, has_extend: bool) -> PaddingMode:
-    """Chooses by agreed values only, so that all ranks choose alike.
-
-    Args:
-        counts: rows of each attention group.
-        has_extend: whether any of them prefills.
-    """
-    if has_extend and len(counts) > 1:
-        return PaddingMode.SUM
-    is_even = 2 * sum(counts) >= max(counts) * len(counts)
-    return PaddingMode.MAX if is_even else PaddingMode.SUM

@@ -16,7 +16,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from engine.parallel.rows.splits import PaddingMode, Split
+from engine.parallel.rows.modes import PaddingMode
+from engine.parallel.rows.splits import Split
 from engine.parallel.rows.tags import RowRule, RowSet, TagError, TaggedRows, ValueState
 from engine.parallel.rows.zigzag import ZigzagSplit
 

@@ -9,7 +9,8 @@ from engine.parallel.errors import GroupError
 from engine.parallel.layout import Channel, TensorFamily, TensorLayout, Transport
 from engine.parallel.rows import RowSet, TaggedRows, ValueState
 from engine.parallel.rows.gloo_group import GlooRowGroup
-from engine.parallel.rows.paths import Combine, path_a, path_b
+from engine.parallel.rows.modes import Combine
+from engine.parallel.rows.paths import path_a, path_b
 from engine.parallel.rows.transitions import mirror, require_replicated, restore
 from engine.parallel.rows.zigzag import split_rows
 from engine.parallel.shared_memory import Progress

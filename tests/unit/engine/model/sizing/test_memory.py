@@ -42,6 +42,10 @@ def test_attention_tp_divides_heads_and_dense_layers():
     assert eight.weights["mlp"] == one.weights["mlp"] // 8
     assert eight.weights["embeddings"] == one.weights["embeddings"]
     assert eight.is_fitting
+    # KV heads divide, a shared latent does not.
+    assert eight.kv_bytes_per_token == one.kv_bytes_per_token / 8
+    latent = plan("v4.1-flash", Layout(dp=4, attn_tp=2, ep=8))
+    assert latent.kv_bytes_per_token == 890
 
 
 def test_sequences_take_state_and_tokens():

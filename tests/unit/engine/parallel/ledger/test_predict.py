@@ -15,7 +15,7 @@ from engine.parallel.ledger import (
     predict_step,
 )
 from engine.parallel.rows import PaddingMode
-from engine.parallel.rows.paths import Combine, Path
+from engine.parallel.rows.modes import Combine, Path
 from tests.fakes.vectors import vectors
 
 VECTORS = vectors("ledger")
@@ -140,10 +140,8 @@ def test_a_dense_model_has_no_expert_lines():
     model = ModelSizes.from_config(read_config("llama3-70b")).step_model()
     lines = predict_step(Layout(dp=2), model, StepShape(tokens=5))
     assert [(line.channel, line.operation) for line in lines] == [("vote", "all_reduce")]
-    plain = by_name(
-        predict_step(Layout(dp=1, attn_tp=8), model, StepShape(tokens=5, path=Path.PLAIN))
-    )
-    assert plain["attention", "all_reduce"].count == 80
+    shared = by_name(predict_step(Layout(attn_tp=8), model, StepShape(tokens=5)))
+    assert shared["attention", "all_reduce"].count == 160
 
 
 def test_float_rows_travel_with_weight_and_slot():

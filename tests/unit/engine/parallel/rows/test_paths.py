@@ -1,21 +1,14 @@
 """Whole paths: vector T-PB1, choice of path, and layer output equal to one rank on any sizes."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.parallel.layout import TensorFamily, TensorLayout, check_tensor_layout
 from engine.parallel.rows import RowSet, TaggedRows, ValueState
-from engine.parallel.rows.paths import (
-    Combine,
-    Path,
-    choose_path,
-    path_a,
-    path_b,
-    path_plain,
-)
+from engine.parallel.rows.modes import Combine
+from engine.parallel.rows.paths import path_a, path_b, path_plain
 from tests.fakes.row_groups import run_ranks
 from tests.fakes.vectors import vectors
 
@@ -53,22 +46,6 @@ def test_t_pb1():
     assert sum(map(len, seen.values())) == expected["rows_dispatched_by_group"]
     # Without the cut each rank would send all rows.
     assert 2 * len(letters) == expected["rows_dispatched_without_cut"]
-
-
-@pytest.mark.parametrize(
-    ("attn_dp", "attn_tp", "all_to_all", "path"),
-    [
-        (2, 1, False, Path.A),
-        (2, 2, False, Path.A),
-        (2, 2, True, Path.B),
-        (1, 4, True, Path.B),
-        (8, 1, True, Path.DIRECT),
-        (1, 1, True, Path.DIRECT),
-        (1, 4, False, Path.PLAIN),
-    ],
-)
-def test_the_path_follows_from_widths_and_backend(attn_dp, attn_tp, all_to_all, path):
-    assert choose_path(attn_dp=attn_dp, attn_tp=attn_tp, all_to_all=all_to_all) is path
 
 
 HIDDEN = 3

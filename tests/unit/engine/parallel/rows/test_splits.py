@@ -1,14 +1,13 @@
-"""Row cuts and padding modes: vectors T-U and T-D by name."""
+"""Row cuts: vectors T-U by name."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.parallel.rows import PaddingMode, Split, padding_mode
+from engine.parallel.rows import Split
 from tests.fakes.vectors import vectors
 
 SPLITS = vectors("splits")
-MODES = {name: v for name, v in vectors("path_a").items() if name.startswith("T-D")}
 
 
 @pytest.mark.parametrize("name", SPLITS)
@@ -28,13 +27,6 @@ def test_the_other_rule_is_not_ours():
         if vector["expected"]["ceil_chunk_sizes_not_to_use"] != vector["expected"]["sizes"]
     ]
     assert {"T-U3", "T-U7", "T-U8"} <= set(trapped)
-
-
-@pytest.mark.parametrize("name", MODES)
-def test_padding_mode_vector(name):
-    inputs, expected = MODES[name]["inputs"], MODES[name]["expected"]
-    found = padding_mode(inputs["counts"], has_extend=inputs["extend"])
-    assert found is PaddingMode(expected["mode"])
 
 
 @given(rows=st.integers(0, 200), ranks=st.integers(1, 20))
