@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from cli import config, demo, doctor, generate, kv, up, verify
 from cli.errors import CommandError
+from cli.planning import ledger, topology
 from runtime.errors import ExitCode
 
-_COMMANDS = (up, demo, generate, verify, kv, config, doctor)
+_COMMANDS = (up, demo, generate, verify, topology, ledger, kv, config, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

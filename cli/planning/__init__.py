@@ -1,0 +1,1 @@
+"""Dry runs: what a layout would give, without ranks and without weights."""

@@ -1,0 +1,219 @@
+"""`disagg topology`: ranks, groups, expert slots and memory of a layout, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cli.errors import usage
+from cli.output import plural, show, show_json, size, table
+from cli.planning.flags import add_layout_flags, layout_of, model_of
+from runtime.errors import ExitCode
+
+if TYPE_CHECKING:
+    from engine.model.sizing.catalog import Gpu
+    from engine.model.sizing.memory import MemoryPlan
+    from engine.model.sizing.sizes import ModelSizes
+    from engine.parallel.layout import ExpertSlots, Groups, Layout
+
+DEFAULT_GPU = "h200"
+_FAMILIES = ("dp", "cp", "ep", "enp", "attn_tp")
+_CONTEXT_TOKENS = 131_072  # a long prompt, or what the model takes
+_SHOWN_GROUPS = 4
+
+
+def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "topology",
+        help="show the ranks, groups, expert slots and memory of a layout",
+        description="Dry run of a layout: ranks, groups, expert slots, bytes per rank, and whether "
+        "it fits a GPU. Needs no weights. Exit code 2 when the layout cannot exist.",
+        epilog="example:  disagg topology --model v4.1-flash --dp 8 --ep 8 --gpu h200",
+        allow_abbrev=False,
+    )
+    add_layout_flags(parser)
+    parser.add_argument(
+        "--gpu", default=DEFAULT_GPU, metavar="NAME", help=f"GPU to fit (default {DEFAULT_GPU})"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    from engine.model.config import ModelConfigError
+    from engine.model.sizing.catalog import read_gpu
+    from engine.model.sizing.memory import plan_memory
+
+    sizes = model_of(options)
+    try:
+        gpu = read_gpu(options.gpu)
+    except ModelConfigError as error:
+        raise usage(f"--gpu {options.gpu}: {error}") from error
+    layout, slots, errors = layout_of(options, sizes, ranks_per_node=gpu.ranks_per_node)
+    plan = None
+    if layout is not None and not errors:
+        plan = plan_memory(sizes, layout, slots, gpu)
+    if options.json:
+        show_json(_as_json(sizes, layout, slots, plan, gpu, errors))
+    else:
+        _show(options.model, sizes, layout, slots, plan, gpu, errors)
+    return ExitCode.CONFIGURATION if errors else ExitCode.OK
+
+
+def _as_json(
+    sizes: ModelSizes,
+    layout: Layout | None,
+    slots: ExpertSlots | None,
+    plan: MemoryPlan | None,
+    gpu: Gpu,
+    errors: Sequence[str],
+) -> dict[str, object]:
+    found: dict[str, object] = {
+        "world_size": layout.world_size if layout else 0,
+        "groups": _groups(layout),
+        "experts": {
+            "logical": slots.num_logical if slots else 0,
+            "extra": slots.num_extra if slots else 0,
+            "physical": slots.num_physical if slots else 0,
+            "local": slots.slots_per_rank if slots else 0,
+            "bytes_per_layer_per_rank": slots.bytes_per_rank(sizes.expert_weight_bytes)
+            if slots
+            else 0,
+        },
+        "lockstep_block": layout.lockstep_block if layout else 0,
+        "kv_bytes_per_token": round(sizes.kv_bytes_per_token),
+        "memory_per_rank_bytes": plan.weight_bytes if plan else 0,
+        "errors": list(errors),
+    }
+    if plan is not None:
+        found["fit"] = {
+            "gpu": gpu.name,
+            "memory_bytes": gpu.memory_bytes,
+            "usable_bytes": plan.usable_bytes,
+            "weights": dict(plan.weights),
+            "host_table_bytes": plan.host_table_bytes,
+            "state_bytes_per_sequence": plan.state_bytes_per_sequence,
+            "fits": plan.is_fitting,
+            "binds": plan.binds,
+            "free_bytes": plan.free_bytes,
+            "context_tokens": _context(sizes),
+            "max_sequences": plan.max_sequences(_context(sizes)),
+        }
+    return found
+
+
+def _groups(layout: Layout | None) -> dict[str, Groups]:
+    """Groups by family; empty lists where the sizes allow no regular grouping."""
+    from engine.parallel.layout import Family
+
+    if layout is None or layout.world_size % layout.replica_size:
+        return dict.fromkeys(_FAMILIES, ())
+    divides = {
+        "ep": layout.world_size % layout.ep == 0,
+        "enp": layout.world_size % layout.enp == 0,
+    }
+    return {
+        family: layout.groups(Family(family)) if divides.get(family, True) else ()
+        for family in _FAMILIES
+    }
+
+
+def _show(
+    name: str,
+    sizes: ModelSizes,
+    layout: Layout | None,
+    slots: ExpertSlots | None,
+    plan: MemoryPlan | None,
+    gpu: Gpu,
+    errors: Sequence[str],
+) -> None:
+    if layout is not None:
+        axes = ", ".join(f"{family} {getattr(layout, family)}" for family in _FAMILIES)
+        show(f"{name}: {axes}")
+    if layout is None or plan is None:
+        show()
+        for error in errors:
+            show(f"  {error}")
+        return
+    rows = [
+        (
+            "ranks",
+            f"{layout.world_size}: {plural(layout.num_engines, 'engine')}, "
+            f"{plural(layout.num_replicas, 'replica')}",
+        )
+    ]
+    rows += [(f"{family} groups", _listed(groups)) for family, groups in _groups(layout).items()]
+    rows.append(("lockstep", f"blocks of {plural(layout.lockstep_block, 'rank')}"))
+    if slots is not None:
+        num_bytes = slots.bytes_per_rank(sizes.expert_weight_bytes)
+        rows.append(
+            (
+                "experts",
+                f"{slots.num_logical} + {slots.num_extra} redundant = {slots.num_physical} slots, "
+                f"{slots.slots_per_rank} a rank; {num_bytes / 1e6:,.1f} MB a layer and rank",
+            )
+        )
+    rows.append(
+        (
+            "KV",
+            f"{sizes.kv_bytes_per_token:,.0f} B a token, "
+            f"{plan.state_bytes_per_sequence / 1e6:,.2f} MB a sequence",
+        )
+    )
+    show()
+    for line in table(rows):
+        show(line)
+    _show_memory(plan, gpu, _context(sizes))
+
+
+def _context(sizes: ModelSizes) -> int:
+    return min(_CONTEXT_TOKENS, sizes.max_context)
+
+
+def _show_memory(plan: MemoryPlan, gpu: Gpu, context: int) -> None:
+    rows = [
+        (kind.replace("_", " "), _amount(num_bytes))
+        for kind, num_bytes in sorted(plan.weights.items(), key=lambda item: -item[1])
+    ]
+    rows.append(("weights together", _amount(plan.weight_bytes)))
+    rows.append((f"usable of {gpu.name}", _amount(plan.usable_bytes)))
+    show()
+    for line in table(rows, right=(1,)):
+        show(line)
+    if plan.host_table_bytes:
+        show(f"  row tables: {_amount(plan.host_table_bytes)} of host memory")
+    show()
+    if plan.is_fitting:
+        sequences = plan.max_sequences(context)
+        show(
+            f"fits: {_amount(plan.free_bytes)} for KV, {plural(sequences, 'sequence')} of "
+            f"{context:,} tokens a rank; KV binds"
+        )
+    else:
+        show(
+            f"does not fit: {_amount(-plan.free_bytes)} too much before KV; "
+            f"{plan.binds.replace('_', ' ')} bind"
+        )
+
+
+def _amount(num_bytes: int) -> str:
+    return size(num_bytes) if num_bytes < 1e9 else f"{num_bytes / 1e9:,.2f} GB"
+
+
+def _listed(groups: Groups) -> str:
+    """Some groups, with ranges written short."""
+    shown = [_short(group) for group in groups[:_SHOWN_GROUPS]]
+    more = len(groups) - len(shown)
+    return " ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _short(group: Sequence[int]) -> str:
+    first, last = group[0], group[-1]
+    if len(group) == 1:
+        return f"{{{first}}}"
+    step = group[1] - first
+    if len(group) <= 4:
+        return "{" + ",".join(map(str, group)) + "}"
+    return f"{{{first}..{last}}}" if step == 1 else f"{{{first},{group[1]}..{last}}}"
