@@ -20,9 +20,9 @@ def index_logits(
         dots = torch.bmm(query[:count], keys.mT).relu_()
         scores = dots.mul_(weight[:count].unsqueeze(-1)).sum(1)
         if count < rows:
-            scores = functional.pad(scores, (0, 0, 0, rows - count))
+            scores = functional.pad(scores, (0, 0, 0, rows - count), value=float("-inf"))
     else:
-        scores = query.new_zeros((rows, num_keys))
+        scores = query.new_full((rows, num_keys), float("-inf"))
         for sequence, begin, end in spans:
             dots = torch.mm(query[begin:end].reshape(-1, width), keys[sequence].mT).relu_()
             dots = dots.view(end - begin, heads, num_keys)
