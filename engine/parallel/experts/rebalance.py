@@ -24,15 +24,22 @@ LoadArray = npt.NDArray[np.float64]
 _TIE_BREAK: Final = 1e-4
 
 
-def plan(loads: npt.ArrayLike, slots: ExpertSlots) -> Placement:
+def plan(
+    loads: npt.ArrayLike, slots: ExpertSlots, *, num_nodes: int = 1, num_groups: int = 1
+) -> Placement:
     """Places one layer.
+
+    With several nodes, and expert groups that divide among them, groups stay whole on a node:
+    first groups go to nodes, then each node places its own experts on its own ranks.
 
     Args:
         loads: [steps, E] tokens per logical expert and step.
         slots: how many slots on how many ranks.
+        num_nodes: nodes of equally many ranks.
+        num_groups: groups of consecutive experts that are chosen together.
 
     Raises:
-        ValueError: `loads` has another number of experts.
+        ValueError: `loads` has another number of experts, or nodes and groups do not divide.
     """
     window = np.asarray(loads, dtype=np.float64)
     if window.ndim != 2 or window.shape[1] != slots.num_logical:
@@ -40,23 +47,48 @@ def plan(loads: npt.ArrayLike, slots: ExpertSlots) -> Placement:
             f"loads are {list(window.shape)}, wanted [steps, {slots.num_logical}]: one column per "
             f"logical expert"
         )
-    counts = replica_counts(window, slots)
-    owners = np.repeat(np.arange(slots.num_logical), counts)
+    if slots.ep % num_nodes or slots.num_logical % num_groups:
+        raise ValueError(
+            f"{num_nodes} nodes must divide ep {slots.ep}, and {num_groups} groups the "
+            f"{slots.num_logical} experts"
+        )
+    if num_groups % num_nodes:
+        num_nodes = num_groups = 1
+    held = []
+    for experts in _node_experts(window, num_nodes, num_groups):
+        local = _place(window[:, experts], slots.ep // num_nodes, slots.slots_per_rank)
+        held.append(experts[local].reshape(-1))
+    return Placement(np.concatenate(held), num_logical=slots.num_logical, ep=slots.ep)
+
+
+def _node_experts(window: LoadArray, num_nodes: int, num_groups: int) -> list[IntArray]:
+    """Experts of each node, in ascending order."""
+    groups = np.arange(window.shape[1]).reshape(num_groups, -1)
+    by_group = window[:, groups].sum(-1)
+    chosen = _pack(by_group, np.arange(num_groups), num_nodes, num_groups // num_nodes)
+    return [np.sort(groups[node].reshape(-1)) for node in chosen]
+
+
+def _place(window: LoadArray, num_ranks: int, slots_per_rank: int) -> IntArray:
+    """Experts of each rank, [num_ranks, slots_per_rank]."""
+    counts = replica_counts(window, num_ranks, num_ranks * slots_per_rank)
+    owners = np.repeat(np.arange(window.shape[1]), counts)
     each = window / counts
-    held = _pack(each, owners, slots)
+    held = _pack(each, owners, num_ranks, slots_per_rank)
     _separate(each, held)
-    return Placement(held.reshape(-1), num_logical=slots.num_logical, ep=slots.ep)
+    return held
 
 
-def replica_counts(window: LoadArray, slots: ExpertSlots) -> IntArray:
+def replica_counts(window: LoadArray, num_ranks: int, num_slots: int) -> IntArray:
     """Replicas of each expert: spare slots go where the summed peak load per replica falls most.
 
     No expert gets more replicas than there are ranks while another one can take the slot.
     """
-    loads = window + _TIE_BREAK * np.arange(slots.num_logical)
-    counts = np.ones(slots.num_logical, dtype=np.int64)
+    num_experts = window.shape[1]
+    loads = window + _TIE_BREAK * np.arange(num_experts)
+    counts = np.ones(num_experts, dtype=np.int64)
     steps = np.arange(len(loads))
-    for _ in range(slots.num_extra):
+    for _ in range(num_slots - num_experts):
         each = loads / counts
         highest = each.argmax(1)
         peak = each[steps, highest]
@@ -66,28 +98,34 @@ def replica_counts(window: LoadArray, slots: ExpertSlots) -> IntArray:
         without = np.broadcast_to(peak[:, None], each.shape).copy()
         without[steps, highest] = others.max(1, initial=0.0)
         summed = np.maximum(without, loads / (counts + 1)).sum(0)
-        if (counts < slots.ep).any():
-            summed[counts >= slots.ep] = np.inf
+        if (counts < num_ranks).any():
+            summed[counts >= num_ranks] = np.inf
         counts[int(summed.argmin())] += 1
     return counts
 
 
-def _pack(each: LoadArray, owners: IntArray, slots: ExpertSlots) -> IntArray:
-    """Experts of each rank, [ep, slots_per_rank]: heaviest slot first, lowest summed peak."""
+def _pack(each: LoadArray, owners: IntArray, num_packs: int, room: int) -> IntArray:
+    """Items of each pack, [num_packs, room]: heaviest first, where the summed peak stays lowest.
+
+    Args:
+        each: [steps, items] load of one copy of an item.
+        owners: [num_packs * room] items to pack; an item may stand there several times.
+        num_packs, room: shape of the result.
+    """
     total = each.sum(0)
     order = np.argsort(-total[owners], kind="stable")
-    held = np.full((slots.ep, slots.slots_per_rank), -1, dtype=np.int64)
-    filled = np.zeros(slots.ep, dtype=np.int64)
-    load = np.zeros((len(each), slots.ep))
-    for expert in owners[order]:
-        column = each[:, expert]
+    held = np.full((num_packs, room), -1, dtype=np.int64)
+    filled = np.zeros(num_packs, dtype=np.int64)
+    load = np.zeros((len(each), num_packs))
+    for item in owners[order]:
+        column = each[:, item]
         peak = load.max(1)
         summed = np.maximum(peak[:, None], load + column[:, None]).sum(0)
-        summed[filled == slots.slots_per_rank] = np.inf
-        rank = int(summed.argmin())
-        held[rank, filled[rank]] = expert
-        filled[rank] += 1
-        load[:, rank] += column
+        summed[filled == room] = np.inf
+        pack = int(summed.argmin())
+        held[pack, filled[pack]] = item
+        filled[pack] += 1
+        load[:, pack] += column
     return held
 
 

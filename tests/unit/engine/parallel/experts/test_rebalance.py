@@ -60,6 +60,47 @@ def test_any_load_gives_a_whole_map_without_avoidable_doubles(case):
     assert plan(loads, slots) == placement
 
 
+PUBLIC = {
+    name: v
+    for name, v in vectors("eplb").items()
+    if name.startswith("T-EP") and isinstance(v["inputs"]["loads"], list)
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_vector_without_doubles(name):
+    """The loads of the public vectors: no avoidable double, and no worse than the public map."""
+    inputs, expected = PUBLIC[name]["inputs"], PUBLIC[name]["expected"]
+    loads = np.array([inputs["loads"]], dtype=np.float64)
+    logical = loads.shape[1]
+    slots = ExpertSlots(
+        num_logical=logical, ep=inputs["gpus"], min_redundant=inputs["replicas"] - logical
+    )
+    # Like the public algorithm: groups that do not divide among the nodes fall back to one node.
+    num_nodes = inputs["nodes"] if inputs["groups"] % inputs["nodes"] == 0 else 1
+    placement = plan(loads, slots, num_nodes=num_nodes, num_groups=inputs["groups"])
+    assert placement.num_avoidable_doubles() == 0
+    per_node = inputs["gpus"] // num_nodes
+    size = logical // inputs["groups"]
+    for group in range(inputs["groups"] if num_nodes > 1 else 0):
+        experts = range(group * size, (group + 1) * size)
+        slots_of = placement.logical_to_physical[list(experts)]
+        ranks = slots_of[slots_of >= 0] // placement.slots_per_rank
+        assert len(set((ranks // per_node).tolist())) == 1
+    for rank in range(inputs["gpus"]):
+        held = placement.local_experts(rank)
+        assert len(set(held)) == len(held)
+    assert imbalance(loads, placement) <= expected["max_over_mean"] * 1.02
+
+
+def test_nodes_that_do_not_divide_are_refused():
+    slots = ExpertSlots(num_logical=12, ep=8)
+    with pytest.raises(ValueError, match="3 nodes must divide ep 8"):
+        plan(np.ones((1, 12)), slots, num_nodes=3)
+    with pytest.raises(ValueError, match="5 groups the 12 experts"):
+        plan(np.ones((1, 12)), slots, num_groups=5)
+
+
 def test_a_skewed_load_is_balanced():
     loads = 1000000 // (1 + 37 * np.arange(384) % 384)
     slots = ExpertSlots(num_logical=384, ep=64, min_redundant=1)

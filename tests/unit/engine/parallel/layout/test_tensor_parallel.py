@@ -11,8 +11,11 @@ from engine.parallel.errors import LayoutError
 from engine.parallel.layout import (
     AttentionShape,
     ExpertShape,
+    Family,
+    Layout,
     TensorFamily,
     TensorLayout,
+    check_layout,
     check_tensor_layout,
 )
 from tests.fakes.vectors import vectors
@@ -163,6 +166,32 @@ def test_invariant_1_groups_of_a_valid_domain_partition_the_ranks(**sizes):
         assert len({len(group) for group in groups}) == 1
     for view in (layout.attention_view, layout.expert_view):
         assert [view.rank_of(view.coordinates(rank)) for rank in ranks] == ranks
+
+
+@given(
+    dp=st.integers(1, 5), cp=st.integers(1, 3), attn_tp=st.sampled_from([1, 2, 4]), pp=st.just(1)
+)
+def test_both_families_see_one_numbering(dp, cp, attn_tp, pp):
+    """A domain with an all-to-all backend is a data-parallel layout with ep = world."""
+    world = dp * cp * attn_tp
+    domain = TensorLayout(tp=world, dp=dp, cp=cp, all_to_all=True, pp=pp)
+    layout = Layout(dp=dp, cp=cp, attn_tp=attn_tp, ep=world)
+    assert check_tensor_layout(domain) == check_layout(layout) == []
+    for ours, theirs in (
+        (Family.ATTN_TP, TensorFamily.ATTN_TP),
+        (Family.CP, TensorFamily.ATTN_CP),
+        (Family.EP, TensorFamily.MOE_EP),
+    ):
+        assert layout.groups(ours) == domain.groups(theirs)
+    assert layout.lockstep_block == domain.lockstep_block
+    for rank in range(world):
+        place = layout.coordinates(rank)
+        assert domain.attention_view.coordinates(rank) == {
+            "pp": 0,
+            "dp": place.dp,
+            "cp": place.cp,
+            "tp": place.tp,
+        }
 
 
 def test_sizes_below_one_are_refused():
