@@ -11,6 +11,8 @@ from tests.fakes.models import GOLDEN, golden
 
 RANKS = Path(__file__).parent / "ranks"
 MODEL = GOLDEN / "v4_base"
+# Blocks of 32 tokens, so that sequences grow from page to page.
+SMALL_BLOCKS = GOLDEN / "v4_hca8"
 STEPS = 6
 
 
@@ -43,3 +45,34 @@ def test_every_step_makes_the_predicted_collectives(backend, tmp_path, monkeypat
     assert one["digests"] == other["digests"]
     assert one["counts"] == other["counts"]
     assert one["rows"] > other["rows"]
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(90)
+def test_chaos_leaves_equal_channel_logs(tmp_path, monkeypatch):
+    check_chaos(3, 150, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_chaos_of_5000_steps_leaves_equal_channel_logs(tmp_path, monkeypatch):
+    check_chaos(4, 5000, tmp_path, monkeypatch)
+
+
+def check_chaos(num_ranks, steps, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RANKS)
+    options = {"model": str(SMALL_BLOCKS), "out": str(tmp_path), "steps": steps, "seed": 7}
+
+    assert run_group("engine_ranks:chaos", num_ranks, options, collective_timeout_s=20.0) == 0
+
+    ranks = [json.loads((tmp_path / f"chaos-{r}.json").read_text()) for r in range(num_ranks)]
+    assert all(rank["stopped"] for rank in ranks)
+    # The log of every channel is the same on all members, whatever happened on one of them.
+    for rank in ranks[1:]:
+        assert rank["digests"] == ranks[0]["digests"]
+        assert rank["counts"] == ranks[0]["counts"]
+        assert rank["busy"] == ranks[0]["busy"]
+    # And something did happen: idle ranks, full pools.
+    assert all(rank["placeholders"] > 0 for rank in ranks)
+    assert sum(rank["preemptions"] for rank in ranks) > 0
+    assert sum(rank["requests"] for rank in ranks) > steps / 10

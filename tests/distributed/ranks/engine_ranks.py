@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine.build import build_engine
@@ -85,6 +86,77 @@ def run(context, options):
                 "steps": num_steps,
                 "digests": totals.digests,
                 "counts": {"/".join(key): count for key, count in totals.counts.items()},
+            }
+        )
+    )
+    built.ports.close()
+
+
+def chaos(context, options):
+    """Random arrivals, aborts and a pool that is too small; every step against the prediction."""
+    torch.set_num_threads(1)
+    directory = Path(options["model"])
+    sizes = ModelSizes.from_config(read_config(str(directory)))
+    model = sizes.step_model()
+    layout = Layout(dp=context.num_ranks, ep=context.num_ranks)
+    settings = EngineSettings(
+        # Four pages: two sequences at most, and often not even those.
+        num_pages=5,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        rank=context.rank,
+        num_ranks=context.num_ranks,
+    )
+    built = build_engine(directory, settings, context=context)
+    engine = built.engine
+    generator = np.random.default_rng((options["seed"], context.rank))
+    live = []
+    number = rows = placeholders = busy = 0
+    for step in range(options["steps"] + 100):
+        is_open = step < options["steps"]
+        # Ranks are busy at different times: a quarter of the time nothing arrives at one of them.
+        quiet = (step // 100) % 4 == context.rank % 4
+        if is_open and not quiet and len(live) < 6 and generator.random() < 0.3:
+            name = f"{context.rank}-{number}"
+            number += 1
+            engine.add(
+                EngineRequest(
+                    request_id=name,
+                    token_ids=tuple(generator.integers(2, 200, generator.integers(1, 50)).tolist()),
+                    sampling=SamplingParams(
+                        max_tokens=int(generator.integers(1, 70)), ignore_eos=True
+                    ),
+                )
+            )
+            live.append(name)
+        if live and (not is_open or generator.random() < 0.03):
+            engine.abort(live.pop(int(generator.integers(len(live)))))
+        if not is_open and not engine.has_work():
+            engine.request_stop()
+        decision, events = engine.step()
+        for event in events:
+            if getattr(event, "finish_reason", None) and event.request_id in live:
+                live.remove(event.request_id)
+        engine.check_integrity()
+        if engine.is_stop_agreed:
+            break
+        sent = check_step(built.ports.ledger, decision, layout, model)
+        rows += sent
+        if decision.step_kind is not StepKind.NONE:
+            busy += 1
+            placeholders += sent == 0
+    totals = built.ports.ledger.totals()
+    (Path(options["out"]) / f"chaos-{context.rank}.json").write_text(
+        json.dumps(
+            {
+                "digests": totals.digests,
+                "counts": {"/".join(key): count for key, count in totals.counts.items()},
+                "stopped": engine.is_stop_agreed,
+                "requests": number,
+                "rows": rows,
+                "busy": busy,
+                "placeholders": placeholders,
+                "preemptions": engine.statistics().preemptions,
             }
         )
     )
