@@ -25,7 +25,6 @@ import asyncio
 import contextlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -67,7 +66,7 @@ def running_system(*flags: str) -> Iterator[str]:
                 raise SystemExit("disagg up did not start; see its messages above")
             yield json.loads(line)["address"]
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.wait(60)
 
 

@@ -39,7 +39,11 @@ def run(options: argparse.Namespace) -> int:
 
     topology = topology_of(options)
     stop = threading.Event()
-    received = signal.signal(signal.SIGTERM, _raise_interrupt)
+    # SIGINT too: a shell starts background jobs with it ignored, and Python keeps that.
+    received = {
+        number: signal.signal(number, _raise_interrupt)
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         with running_system(topology) as system, announced(system.address):
             rows = system.rows()
@@ -69,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 say("\ndraining")
     finally:
-        signal.signal(signal.SIGTERM, received)
+        for number, handler in received.items():
+            signal.signal(number, handler)
     say("stopped")
     return ExitCode.OK
 
