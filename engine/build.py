@@ -15,8 +15,14 @@ from engine.handoff import KvLayout, weights_revision
 from engine.kv_pool import KvPool
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
+from engine.model.experts import ExpertPlacement
+from engine.model.rebalancer import ExpertRebalancer
 from engine.model_runner import ModelRunner
+from engine.parallel.dispatch import DispatchShape
+from engine.parallel.experts import LoadWindow
+from engine.parallel.layout import ExpertSlots
 from engine.parallel.ports import Ports, RankContext, open_ports
+from engine.plan import StepKind
 
 # Contexts of released models; below it a model is a test model and gets its smallest clean cut.
 _LONG_CONTEXT = 65536
@@ -83,6 +89,8 @@ def build_engine(
     layout: KvLayout | None = None,
     context: RankContext | None = None,
     kv_quantisers: str = "auto",
+    min_redundant: int = 0,
+    rebalance_interval_steps: int | None = None,
 ) -> BuiltEngine:
     """Loads a rank's part of a model and returns its engine; a collective of the group.
 
@@ -92,6 +100,8 @@ def build_engine(
         layout: KV layout, if the caller already has it.
         context: Place in the rank group; None is a group of one.
         kv_quantisers: `auto`, `on` or `off`.
+        min_redundant: Fewest redundant experts of a layer; equal on all ranks.
+        rebalance_interval_steps: Steps between two moves of experts by their load; None never.
 
     Raises:
         ModelConfigError, CheckpointError: the directory does not hold a servable model.
@@ -121,7 +131,18 @@ def build_engine(
         max_tokens=rows,
     )
     try:
-        engine = _assemble(directory, settings, layout, kernels, ports)
+        parts = _Experts(
+            slots=ExpertSlots(
+                num_logical=config.n_routed_experts,
+                ep=ports.dispatcher.num_ranks,
+                min_redundant=min_redundant,
+            ),
+            shape=DispatchShape(
+                hidden=config.hidden_size, top_k=config.num_experts_per_tok, max_tokens=rows
+            ),
+            interval_steps=rebalance_interval_steps,
+        )
+        engine = _assemble(directory, settings, layout, kernels, ports, parts)
         ports.ready()
     except BaseException:
         # Peers that have opened theirs must not wait for a rank that will not come.
@@ -131,18 +152,72 @@ def build_engine(
     return BuiltEngine(engine=engine, config=config, layout=layout, ports=ports, kernels=kernels)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Experts:
+    """Where experts are, and how often they move."""
+
+    slots: ExpertSlots
+    shape: DispatchShape
+    interval_steps: int | None
+
+    def load(
+        self,
+        directory: Path,
+        layout: KvLayout,
+        kernels: Kernels,
+        ports: Ports,
+        *,
+        batch_invariant: bool,
+    ) -> tuple[Decoder, ExpertRebalancer | None]:
+        """Loads the model, and what moves its experts if they are to move."""
+        slots, config = self.slots, layout.config
+        loads = None
+        if self.interval_steps is not None:
+            loads = LoadWindow(config.num_layers, slots.num_logical)
+        model = Decoder.load(
+            directory,
+            config,
+            layout,
+            ports.dispatcher,
+            kernels,
+            batch_invariant=batch_invariant,
+            placement=ExpertPlacement(
+                num_logical=slots.num_logical,
+                num_ranks=slots.ep,
+                min_redundant=slots.min_redundant,
+            ),
+            loads=loads,
+        )
+        if loads is None or self.interval_steps is None:
+            return model, None
+        return model, ExpertRebalancer(
+            model,
+            loads,
+            slots,
+            ports.dispatcher,
+            self.shape,
+            interval_steps=self.interval_steps,
+        )
+
+
 def _assemble(
-    directory: Path, settings: EngineSettings, layout: KvLayout, kernels: Kernels, ports: Ports
+    directory: Path,
+    settings: EngineSettings,
+    layout: KvLayout,
+    kernels: Kernels,
+    ports: Ports,
+    experts: _Experts,
 ) -> LLMEngine:
     config = layout.config
-    model = Decoder.load(
-        directory,
-        config,
-        layout,
-        ports.dispatcher,
-        kernels,
-        batch_invariant=settings.batch_invariant,
+    model, rebalancer = experts.load(
+        directory, layout, kernels, ports, batch_invariant=settings.batch_invariant
     )
+
+    def on_step(kind: StepKind) -> None:
+        ports.progress.step_kind = kind.value
+        if rebalancer is not None:
+            rebalancer.before_step()
+
     cache = settings.cache_size(layout.block_bytes)
     pool = KvPool(
         layout,
@@ -163,7 +238,7 @@ def _assemble(
         cache=cache,
         runner=runner,
         vote=ports.vote,
-        on_step=lambda kind: setattr(ports.progress, "step_kind", kind.value),
+        on_step=on_step,
         on_failure=ports.abort,
     )
 

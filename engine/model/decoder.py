@@ -1,5 +1,6 @@
 """The whole model, read top to bottom: embed, layers, collapse, norm, head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from engine.model.layers import StepCarry
 from engine.model.moe import MIN_EXPERT_ROWS, MixtureOfExperts
 from engine.model.weights import Weights, load_weights
 from engine.parallel.dispatch import Dispatcher
+from engine.parallel.experts import LoadWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class ModelParts:
     ops: Kernels
     quantisers: bool
     min_expert_rows: int
+    loads: LoadWindow | None = None
 
 
 class DecoderLayer:
@@ -63,6 +66,7 @@ class DecoderLayer:
             parts.dispatcher,
             ops,
             min_rows=parts.min_expert_rows,
+            loads=parts.loads,
         )
 
     def __call__(
@@ -77,6 +81,10 @@ class DecoderLayer:
         x = self._ops.rms_norm(x, self._ffn_norm, self._eps)
         y = self._experts(x, inputs)
         return self._ffn_site.expand(y, streams, coefficients)
+
+    def adopt(self, placement: ExpertPlacement) -> None:
+        """Changes which experts this rank holds; between two steps."""
+        self._experts.adopt(placement)
 
     def serve(self) -> None:
         """Runs this rank's experts for its peers only."""
@@ -109,6 +117,7 @@ class Decoder:
         *,
         batch_invariant: bool = True,
         placement: ExpertPlacement | None = None,
+        loads: LoadWindow | None = None,
     ) -> "Decoder":
         """Loads a rank's part of a checkpoint directory.
 
@@ -119,6 +128,7 @@ class Decoder:
             ops: The kernels.
             batch_invariant: Whether a row's result may not depend on its neighbours.
             placement: Which slots hold which experts, equal on all ranks; None is one slot each.
+            loads: Takes the choices of every step, if experts are to be moved by load.
 
         Raises:
             CheckpointError: files or tensors that are missing, truncated or of another shape.
@@ -137,6 +147,7 @@ class Decoder:
                 ops=ops,
                 quantisers=layout.quantisers,
                 min_expert_rows=MIN_EXPERT_ROWS if batch_invariant else 1,
+                loads=loads,
             )
         )
 
@@ -157,6 +168,15 @@ class Decoder:
         hidden = self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
         logits: torch.Tensor = self._ops.linear(hidden, self._head)
         return logits[: inputs.num_samples]
+
+    def adopt(self, placements: Sequence[ExpertPlacement]) -> None:
+        """Changes the placement of every layer; between two steps, the same two on all ranks.
+
+        Raises:
+            CheckpointError: the checkpoint can no longer be read.
+        """
+        for layer, placement in zip(self._layers, placements, strict=True):
+            layer.adopt(placement)
 
     def serve(self) -> None:
         """Takes part in a step of the peers without rows: every collective, nothing else."""

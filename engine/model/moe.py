@@ -8,6 +8,7 @@ from engine.model.config import LayerConfig, ModelConfig
 from engine.model.experts import ExpertPlacement
 from engine.model.weights import Weights
 from engine.parallel.dispatch import Dispatcher
+from engine.parallel.experts import LoadWindow
 
 # Products with fewer rows round differently on some CPU libraries; see `disagg_kernels.testing`.
 MIN_EXPERT_ROWS = 4
@@ -27,12 +28,16 @@ class MixtureOfExperts:
         ops: Kernels,
         *,
         min_rows: int,
+        loads: LoadWindow | None = None,
     ) -> None:
         d, width = config.hidden_size, config.moe_intermediate_size
         self._ops = ops
         self._min_rows = min_rows
         self._config = config
-        self._placement = placement
+        self._weights = weights
+        self._prefix = prefix
+        self._layer = layer.index
+        self._loads = loads
         self._dispatcher = dispatcher
         self._forced: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
@@ -46,9 +51,7 @@ class MixtureOfExperts:
             self._forced = table.sort(1).values
         else:
             self._bias = weights.tensor(f"{prefix}.gate.bias", (config.n_routed_experts,))
-        self._gate_up, self._down = weights.experts(
-            f"{prefix}.experts", placement.local_experts(dispatcher.rank)
-        )
+        self.adopt(placement)
         shared = config.n_shared_experts * width
         # Router and shared expert read the same rows: one product.
         self._w_in = torch.cat(
@@ -61,6 +64,13 @@ class MixtureOfExperts:
         ).contiguous()
         self._splits = [config.n_routed_experts, 2 * shared]
         self._shared_down = weights.linear(f"{prefix}.shared_experts.w2", d, shared)
+
+    def adopt(self, placement: ExpertPlacement) -> None:
+        """Loads this rank's experts of a placement and routes by it; between two steps."""
+        self._gate_up, self._down = self._weights.experts(
+            f"{self._prefix}.experts", placement.local_experts(self._dispatcher.rank)
+        )
+        self._placement = placement
 
     def __call__(self, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """Returns the sublayer's output.
@@ -85,6 +95,8 @@ class MixtureOfExperts:
             scale=config.routed_scaling_factor,
         )
         count = inputs.num_tokens
+        if self._loads is not None:
+            self._loads.add(self._layer, ids[:count].numpy())
         hidden = ops.swiglu(gate_up, None, config.swiglu_limit)
         result: torch.Tensor = ops.linear(hidden, self._shared_down)
         chosen = self._routed(

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.parallel.ports import RankContext
@@ -40,3 +41,46 @@ def test_tokens_do_not_depend_on_replicas(num_ranks, redundant, tmp_path, monkey
     for rank, own in enumerate(mine):
         found = json.loads((tmp_path / f"tokens-{rank}.json").read_text())
         assert found == [case["greedy"][:STEPS] for case in own]
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("backend", "num_ranks"), [("shm", 3), ("gloo", 2)])
+def test_counts_are_summed_over_the_ranks(backend, num_ranks, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RANKS)
+
+    options = {"out": str(tmp_path)}
+    assert run_group("engine_ranks:sums", num_ranks, options, backend=backend) == 0
+
+    expected = sum(
+        np.random.default_rng(rank).integers(-(2**60), 2**60, (7, 3, 11))
+        for rank in range(num_ranks)
+    )
+    for rank in range(num_ranks):
+        np.testing.assert_array_equal(np.load(tmp_path / f"sum-{rank}.npy"), expected)
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("interval", [3, 5])
+def test_engines_keep_their_tokens_while_experts_move(interval, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RANKS)
+    cases = [p for p in golden(MODEL)["prompts"] if len(p["input_ids"]) <= 200]
+    mine = [cases[:2], cases[1:3]]
+    options = {
+        "model": str(MODEL),
+        "out": str(tmp_path),
+        "steps": STEPS,
+        "min_redundant": 3,
+        "rebalance_interval_steps": interval,
+        "prompts": json.dumps([[case["input_ids"] for case in own] for own in mine]),
+    }
+
+    assert run_group("engine_ranks:run", 2, options) == 0
+
+    ranks = [json.loads((tmp_path / f"ledger-{rank}.json").read_text()) for rank in range(2)]
+    for own, rank in zip(mine, ranks, strict=True):
+        assert rank["tokens"] == [case["greedy"][:STEPS] for case in own]
+        # More dispatches than layers and steps: the counts travelled.
+        assert rank["counts"]["experts/dispatch"] > rank["steps"]
+    assert ranks[0]["digests"] == ranks[1]["digests"]

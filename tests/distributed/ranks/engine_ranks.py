@@ -10,8 +10,10 @@ from engine.build import build_engine
 from engine.config import EngineSettings
 from engine.model.sizing.catalog import read_config
 from engine.model.sizing.sizes import ModelSizes
+from engine.parallel.experts.exchange import sum_over_ranks
 from engine.parallel.layout import Layout
 from engine.parallel.ledger import FLOAT32_WIRE, StepShape, predict_step
+from engine.parallel.worker import open_ports
 from engine.plan import StepKind
 from engine.request import EngineRequest, SamplingParams
 
@@ -54,7 +56,14 @@ def run(context, options):
         rank=context.rank,
         num_ranks=context.num_ranks,
     )
-    built = build_engine(directory, settings, context=context)
+    interval = options.get("rebalance_interval_steps")
+    built = build_engine(
+        directory,
+        settings,
+        context=context,
+        min_redundant=options.get("min_redundant", 0),
+        rebalance_interval_steps=interval,
+    )
     prompts = json.loads(options["prompts"])[context.rank]
     for number, prompt in enumerate(prompts):
         built.engine.add(
@@ -76,7 +85,9 @@ def run(context, options):
         if built.engine.is_stop_agreed:
             break
         num_steps += decision.step_kind is not StepKind.NONE
-        rows += check_step(built.ports.ledger, decision, layout, model)
+        # Moving experts takes collectives of its own.
+        if interval is None or not num_steps or num_steps % interval:
+            rows += check_step(built.ports.ledger, decision, layout, model)
     totals = built.ports.ledger.totals()
     (Path(options["out"]) / f"ledger-{context.rank}.json").write_text(
         json.dumps(
@@ -161,3 +172,13 @@ def chaos(context, options):
         )
     )
     built.ports.close()
+
+
+def sums(context, options):
+    """Sums random counts over the ranks, with a port that takes few rows at a time."""
+    sizes = {"hidden": 6, "top_k": 2, "max_tokens": 8}
+    ports = open_ports(context, **sizes)
+    mine = np.random.default_rng(context.rank).integers(-(2**60), 2**60, (7, 3, 11))
+    total = sum_over_ranks(ports.dispatcher, mine, **sizes)
+    np.save(Path(options["out"]) / f"sum-{context.rank}.npy", total)
+    ports.close()
