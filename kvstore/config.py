@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from kvstore.errors import StoreUrlError
 from kvstore.keys import MAX_SEGMENT_BYTES
 
-SCHEMES = ("memory", "redis", "rediss", "unix")
+SCHEMES = ("memory", "unix", "file", "redis", "rediss", "redis+cluster", "rediss+cluster")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,15 @@ class KvStoreConfig:
     """Data connections kept open to one server; more are opened and closed under load."""
     pipeline_depth: int = 16
     """Segments in flight on one connection."""
+
+    password_file: str = ""
+    """File with the password of the server; goes before the one in the URL."""
+    tls_ca_file: str = ""
+    """PEM file of the authority that signed the server's certificate; empty: the system's."""
+    tls_cert_file: str = ""
+    """PEM file of our certificate, for servers that ask for one."""
+    tls_key_file: str = ""
+    """PEM file of its key; empty: it is in `tls_cert_file`."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
@@ -92,7 +101,7 @@ class StoreUrl:
         """Where the store is, without credentials."""
         if self.scheme == "memory":
             return "memory"
-        if self.scheme == "unix":
+        if self.scheme in ("unix", "file"):
             return self.path
         return f"{self.host}:{self.port}"
 
@@ -100,8 +109,9 @@ class StoreUrl:
 def parse_url(url: str) -> StoreUrl:
     """Takes a store URL apart.
 
-    Forms: `memory://`, `unix:///path/to/socket[?db=N]`, `redis://[user:password@]host[:port][/N]`,
-    `rediss://...` (TLS).
+    Forms: `memory://`, `unix:///path/to/socket[?db=N]`, `file:///directory`,
+    `redis://[user:password@]host[:port][/N]`, `rediss://...` (TLS), and `redis+cluster://...` or
+    `rediss+cluster://...` with any node of a cluster.
 
     Raises:
         StoreUrlError: Unknown scheme, missing host or path, bad port or database.
@@ -114,6 +124,10 @@ def parse_url(url: str) -> StoreUrl:
         )
     if parts.scheme == "memory":
         return StoreUrl(scheme="memory")
+    if parts.scheme == "file":
+        if parts.netloc or not parts.path.strip("/"):
+            raise StoreUrlError("store URL file: needs an absolute path; write file:///directory")
+        return StoreUrl(scheme="file", path=unquote(parts.path))
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
     if parts.scheme == "unix":
         if not parts.path or parts.path == "/":

@@ -222,7 +222,7 @@ def _read(backend: Backend, keys: list[bytes]) -> list[bytes | None]:
     def keep(idx: int, value: memoryview | None) -> None:
         values[idx] = None if value is None else bytes(value)
 
-    backend.get(keys, keep, bytearray)
+    backend.get(keys, keep)
     return values
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.backends.base import Allocate, Backend, BackendStatistics
+from kvstore.backends.files import FilesBackend
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.buffers import new_buffer
@@ -63,14 +64,21 @@ def _memory(_url: StoreUrl, _config: KvStoreConfig, clock: Clock) -> MemoryBacke
     return MemoryBackend(clock)
 
 
+def _files(url: StoreUrl, _config: KvStoreConfig, _clock: Clock) -> FilesBackend:
+    return FilesBackend(url)
+
+
 def _redis(url: StoreUrl, config: KvStoreConfig, _clock: Clock) -> RedisBackend:
     return RedisBackend(url, config)
 
 
 _BACKENDS: dict[str, Callable[[StoreUrl, KvStoreConfig, Clock], Backend]] = {
+    "file": _files,
     "memory": _memory,
     "redis": _redis,
+    "redis+cluster": _redis,
     "rediss": _redis,
+    "rediss+cluster": _redis,
     "unix": _redis,
 }
 

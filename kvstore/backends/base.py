@@ -20,7 +20,7 @@ Allocate = Callable[[int], Buffer]
 """Writable memory of a number of bytes; may hand out preallocated buffers."""
 
 OnValue = Callable[[int, memoryview | None], None]
-"""Called in order with the position of a key and its value, or None where there is none."""
+"""Called once per key with its position and its value, or None where there is none."""
 
 
 class PutItem(NamedTuple):
@@ -31,6 +31,9 @@ class PutItem(NamedTuple):
     payload: Buffer
     ttl_ms: int
 
+
+Place = Callable[[int, int], Buffer]
+"""Writable memory for the value of the key at a position, which has a number of bytes."""
 
 OnBytes = Callable[[int], None]
 """Called while a large value arrives, with the number of its bytes that are there so far."""
@@ -77,12 +80,14 @@ class BlockStore(Protocol):
         self,
         keys: Sequence[bytes],
         on_value: OnValue,
-        allocate: Allocate,
+        place: Place | None = None,
         on_bytes: OnBytes | None = None,
     ) -> None:
-        """Reads values in order; the callbacks run while later bytes are on the wire.
+        """Reads values one after another, each into its place (fresh memory by default).
 
-        `on_bytes` may be called any number of times between `allocate` and `on_value`, or never.
+        Values of one block or hand-off come in their order, others in any. The callbacks run while
+        later bytes are on the wire; `on_bytes` any number of times between `place` and `on_value`,
+        or never.
         """
         ...
 

@@ -18,19 +18,18 @@ from kvstore.backends.resp import (
     Reply,
     ReplyError,
 )
-from kvstore.backends.transport import open_transport
+from kvstore.backends.transport import open_transport, password_of
 from kvstore.buffers import new_buffer
-from kvstore.config import StoreUrl
+from kvstore.config import KvStoreConfig, StoreUrl
 from kvstore.errors import StoreDown
 
 
 class RespPool:
     """Connections to one server, shared by threads; idle ones are kept up to a limit."""
 
-    def __init__(self, url: StoreUrl, *, timeout_s: float, max_idle: int) -> None:
+    def __init__(self, url: StoreUrl, config: KvStoreConfig) -> None:
         self._url = url
-        self._timeout_s = timeout_s
-        self._max_idle = max_idle
+        self._config = config
         self._idle: deque[Connection] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -81,20 +80,21 @@ class RespPool:
 
     def _give(self, connection: Connection) -> None:
         with self._lock:
-            if not self._closed and len(self._idle) < self._max_idle:
+            if not self._closed and len(self._idle) < self._config.max_connections:
                 self._idle.append(connection)
                 return
         connection.close()
 
     def _connect(self) -> Connection:
         try:
-            connection = Connection(open_transport(self._url, self._timeout_s))
+            password = password_of(self._url, self._config)
+            connection = Connection(open_transport(self._url, self._config))
         except OSError as error:
             raise StoreDown(self._url.address, _describe(error)) from error
         greeting: list[Command] = []
-        if self._url.password:
+        if password:
             user = [self._url.username.encode()] if self._url.username else []
-            greeting.append([b"AUTH", *user, self._url.password.encode()])
+            greeting.append([b"AUTH", *user, password.encode()])
         if self._url.database:
             greeting.append([b"SELECT", str(self._url.database).encode()])
 

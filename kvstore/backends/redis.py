@@ -1,23 +1,23 @@
-"""The store in a Redis or Valkey server (one node): block bytes over RESP, scripts over redis-py.
+"""The store in Redis or Valkey, one server or a cluster: bytes over RESP, scripts over redis-py.
 
-Existence, values and their lives go through `resp.RespPool`; the atomic steps are the scripts in
+Existence, values and their lives go through a `Wire`; the atomic steps are the scripts in
 `kvstore/scripts`, sent by digest and reloaded when the server lost them. Each script touches one
 slot and declares all its keys.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.resources import files
 from typing import Any, cast
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis.cluster import RedisCluster
+from redis.commands.core import Script
 
 from kvstore.backends.base import (
-    Allocate,
     BackendStatistics,
     HandoffKeys,
     LeaseEntry,
@@ -26,12 +26,13 @@ from kvstore.backends.base import (
     LeaseReply,
     OnBytes,
     OnValue,
+    Place,
     PutItem,
 )
-from kvstore.backends.pool import RespPool
-from kvstore.backends.resp import Command, Reply, ReplyError, encode_keys
+from kvstore.backends.control import ClusterControl, open_control, refusal, translated
+from kvstore.backends.resp import Reply, ReplyError, encode_keys
+from kvstore.backends.wire import ClusterWire, Job, Keyed, SingleWire, Wire
 from kvstore.config import KvStoreConfig, StoreUrl
-from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreRefused
 from kvstore.keys import HEADER_BYTES, LEASE_PREFIX, handoff_id_of_key
 
 _SMALL_DEPTH = 1024  # commands in flight when requests and replies are short
@@ -48,7 +49,6 @@ _SCRIPTS = (
     "lease_release",
     "lease_renew",
 )
-_TRANSIENT = ("LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "BUSY")
 
 
 def load_script(name: str) -> str:
@@ -57,14 +57,22 @@ def load_script(name: str) -> str:
 
 
 class RedisBackend:
-    """Both ports over one server; thread-safe."""
+    """All ports over a server or a cluster; thread-safe."""
 
     def __init__(self, url: StoreUrl, config: KvStoreConfig) -> None:
         self._address = url.address
         self._depth = config.pipeline_depth
-        self._pool = RespPool(url, timeout_s=config.timeout_s, max_idle=config.max_connections)
-        self._client = _control_client(url, config)
-        self._scripts = {name: self._client.register_script(load_script(name)) for name in _SCRIPTS}
+        self._url, self._config = url, config
+        self._is_cluster = url.scheme.endswith("+cluster")
+        self._cluster = ClusterControl(url, config)
+        self._wire: Wire = (
+            ClusterWire(url, config, self._cluster.slots)
+            if self._is_cluster
+            else SingleWire(url, config)
+        )
+        self._lock = threading.Lock()
+        self._opened: redis.Redis | None = None
+        self._scripts: dict[str, Script] = {}
 
     # BlockStore
 
@@ -72,17 +80,21 @@ class RedisBackend:
         """See `BlockStore`."""
         if extend_ms:
             life = b"%d" % extend_ms
-            self._run([(b"PEXPIRE", key, life, b"GT") for key in keys], _SMALL_DEPTH)
+            self._run([Keyed(key, (b"PEXPIRE", key, life, b"GT")) for key in keys], _SMALL_DEPTH)
         # EXISTS counts: a group that is there as a whole, or not at all, needs one answer.
-        groups = [keys[start : start + _GROUP] for start in range(0, len(keys), _GROUP)]
-        counts = self._run([encode_keys(b"EXISTS", group) for group in groups], _SMALL_DEPTH)
+        # In a cluster the keys of a command share a slot, and those of a chain do not.
+        size = 1 if self._is_cluster else _GROUP
+        groups = [keys[start : start + size] for start in range(0, len(keys), size)]
+        counts = self._run(
+            [Keyed(group[0], encode_keys(b"EXISTS", group)) for group in groups], _SMALL_DEPTH
+        )
         mixed = [
             key
             for group, count in zip(groups, counts, strict=True)
             if count not in (0, len(group))
             for key in group
         ]
-        single = iter(self._run([(b"EXISTS", key) for key in mixed], _SMALL_DEPTH))
+        single = iter(self._run([Keyed(key, (b"EXISTS", key)) for key in mixed], _SMALL_DEPTH))
         present: list[bool] = []
         for group, count in zip(groups, counts, strict=True):
             if count in (0, len(group)):
@@ -95,17 +107,20 @@ class RedisBackend:
         """See `BlockStore`."""
         keys: list[bytes] = []
 
-        def commands() -> Iterator[Command]:
+        def commands() -> Iterator[Keyed]:
             for item in items:
                 keys.append(item.key)
                 life = b"%d" % item.ttl_ms
-                yield (b"SET", item.key, (item.header, item.payload), b"NX", b"PX", life)
+                value = (item.header, item.payload)
+                yield Keyed(item.key, (b"SET", item.key, value, b"NX", b"PX", life))
 
         replies = self._run(commands(), self._depth)
         heads: list[bytes | None] = [None] * len(keys)
         taken = [idx for idx, reply in enumerate(replies) if reply is None]
         stop = b"%d" % (HEADER_BYTES - 1)
-        found = self._run([(b"GETRANGE", keys[idx], b"0", stop) for idx in taken], _SMALL_DEPTH)
+        found = self._run(
+            [Keyed(keys[idx], (b"GETRANGE", keys[idx], b"0", stop)) for idx in taken], _SMALL_DEPTH
+        )
         for idx, head in zip(taken, found, strict=True):
             # Empty when the value went away in between; the caller then writes it again.
             heads[idx] = bytes(head) if isinstance(head, memoryview) else b""
@@ -121,7 +136,7 @@ class RedisBackend:
         self,
         keys: Sequence[bytes],
         on_value: OnValue,
-        allocate: Allocate,
+        place: Place | None = None,
         on_bytes: OnBytes | None = None,
     ) -> None:
         """See `BlockStore`."""
@@ -135,10 +150,12 @@ class RedisBackend:
             elif not errors:
                 on_value(idx, reply if isinstance(reply, memoryview) else None)
 
-        commands: list[Command] = [encode_keys(b"GET", (key,)) for key in keys]
-        self._pool.run(commands, on_reply, allocate=allocate, depth=self._depth, on_bytes=on_bytes)
+        self._wire.run(
+            [Keyed(key, encode_keys(b"GET", (key,))) for key in keys],
+            Job(on_reply=on_reply, depth=self._depth, place=place, on_bytes=on_bytes),
+        )
         if errors:
-            raise self._refusal(str(errors[0]))
+            raise refusal(self._address, str(errors[0]))
 
     def quarantine(self, key: bytes, header: bytes) -> bool:
         """See `BlockStore`."""
@@ -147,19 +164,23 @@ class RedisBackend:
     def statistics(self) -> BackendStatistics:
         """See `BlockStore`."""
         with self._translated():
-            memory: Mapping[str, Any] = self._client.info("memory")
-            num_keys = int(self._client.dbsize())
+            memories = self._of_nodes("INFO", "memory")
+            num_keys = sum(map(int, self._of_nodes("DBSIZE")))
+        limits = [int(memory.get("maxmemory", 0)) for memory in memories]
         return BackendStatistics(
             address=self._address,
-            used_bytes=int(memory.get("used_memory", 0)),
-            max_bytes=int(memory.get("maxmemory", 0)),
+            used_bytes=sum(int(memory.get("used_memory", 0)) for memory in memories),
+            # A cluster with a node without a limit has none.
+            max_bytes=sum(limits) if all(limits) else 0,
             num_keys=num_keys,
         )
 
     def close(self) -> None:
         """See `BlockStore`."""
-        self._pool.close()
-        self._client.close()
+        self._wire.close()
+        self._cluster.close()
+        if self._opened is not None:
+            self._opened.close()
 
     # LeaseStore
 
@@ -219,7 +240,7 @@ class RedisBackend:
             tails: dict[str, list[bytes]] = {}
             for key in self._scan(b"dkv1:*:t:*"):
                 tails.setdefault(handoff_id_of_key(key), []).append(key)
-            seconds, microseconds = self._client.time()
+            seconds, microseconds = self._of_nodes("TIME")[0]
             now_ms = int(seconds) * 1000 + int(microseconds) // 1000
             fields = {handoff_id_of_key(key): self._hash(key) for key in leases}
         return [
@@ -238,41 +259,70 @@ class RedisBackend:
     def sizes(self, keys: Sequence[bytes]) -> list[int]:
         """See `KeyStore`."""
         values = [key for key in keys if not key.startswith(LEASE_PREFIX)]
-        replies = self._run([encode_keys(b"STRLEN", (key,)) for key in values], _SMALL_DEPTH)
+        replies = self._run([Keyed(key, (b"STRLEN", key)) for key in values], _SMALL_DEPTH)
         found = dict(zip(values, replies, strict=True))
         return [size if isinstance(size := found.get(key), int) else 0 for key in keys]
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """See `KeyStore`."""
-        replies = self._run([encode_keys(b"UNLINK", (key,)) for key in keys], _SMALL_DEPTH)
+        replies = self._run([Keyed(key, (b"UNLINK", key)) for key in keys], _SMALL_DEPTH)
         return sum(reply for reply in replies if isinstance(reply, int))
 
     # Helpers
 
-    def _run(self, commands: Iterable[Command], depth: int) -> list[Reply]:
+    def _run(self, commands: Iterable[Keyed], depth: int) -> list[Reply]:
         """Replies of all commands; raises the first error reply once all were read."""
         if commands == []:
             return []
-        replies: list[Reply] = []
+        replies: dict[int, Reply] = {}
         errors: list[ReplyError] = []
 
-        def on_reply(_idx: int, reply: Reply | ReplyError) -> None:
+        def on_reply(idx: int, reply: Reply | ReplyError) -> None:
             if isinstance(reply, ReplyError):
                 errors.append(reply)
             else:
-                replies.append(reply)
+                replies[idx] = reply
 
-        self._pool.run(commands, on_reply, depth=depth)
+        self._wire.run(commands, Job(on_reply=on_reply, depth=depth))
         if errors:
-            raise self._refusal(str(errors[0]))
-        return replies
+            raise refusal(self._address, str(errors[0]))
+        return [replies[idx] for idx in range(len(replies))]
+
+    @property
+    def _client(self) -> redis.Redis:
+        """The control client, made at its first use; its scripts with it."""
+        with self._lock:
+            if self._opened is None:
+                # A client of a cluster takes the same calls; redis-py gives them no common type.
+                client = (
+                    cast("redis.Redis", self._cluster.client())
+                    if self._is_cluster
+                    else open_control(self._url, self._config)
+                )
+                self._scripts = {
+                    name: client.register_script(load_script(name)) for name in _SCRIPTS
+                }
+                self._opened = client
+            return self._opened
+
+    # Any: as the command.
+    def _of_nodes(self, *command: str) -> list[Any]:
+        """Replies of the server, or of each primary of the cluster."""
+        client = self._client
+        if not self._is_cluster:
+            return [client.execute_command(*command)]  # type: ignore[no-untyped-call]
+        found = client.execute_command(  # type: ignore[no-untyped-call]
+            *command, target_nodes=RedisCluster.PRIMARIES
+        )
+        return list(found.values()) if isinstance(found, dict) else [found]
 
     # Any: what a script returns depends on the script.
     def _script(
         self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
     ) -> Any:
         with self._translated():
-            return self._scripts[name](keys=list(keys), args=list(arguments))
+            client = self._client
+            return self._scripts[name](keys=list(keys), args=list(arguments), client=client)
 
     def _scan(self, pattern: bytes) -> Iterator[bytes]:
         yield from self._client.scan_iter(match=pattern, count=_SCAN_COUNT)
@@ -281,39 +331,8 @@ class RedisBackend:
         # The client is opened without decoding; its types allow for both.
         return cast("Mapping[bytes, bytes]", self._client.hgetall(key))
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            raise StoreDown(self._address, str(error)) from error
-        except redis.RedisError as error:
-            raise self._refusal(str(error), type(error)) from error
-
-    def _refusal(self, text: str, kind: type[Exception] | None = None) -> KvStoreError:
-        if text.startswith("OOM") or kind is redis.OutOfMemoryError:
-            return StoreFull(self._address, text)
-        if text.startswith(_TRANSIENT):
-            return StoreDown(self._address, text)
-        return StoreRefused(self._address, text)
-
-
-def _control_client(url: StoreUrl, config: KvStoreConfig) -> redis.Redis:
-    """Client for scripts and administration; its own pool, so that block replies never delay it."""
-    options: dict[str, Any] = {
-        "db": url.database,
-        "username": url.username or None,
-        "password": url.password or None,
-        "socket_timeout": config.timeout_s,
-        "socket_connect_timeout": config.timeout_s,
-        "decode_responses": False,
-        # One more attempt: a kept connection may have died with a restarted server.
-        "retry": Retry(NoBackoff(), 1),
-        "retry_on_error": [redis.ConnectionError],
-    }
-    if url.scheme == "unix":
-        return redis.Redis(unix_socket_path=url.path, **options)
-    return redis.Redis(host=url.host, port=url.port, ssl=url.scheme == "rediss", **options)
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(self._address)
 
 
 def _outcome(reply: Sequence[Any]) -> LeaseOutcome:

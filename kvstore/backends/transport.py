@@ -9,9 +9,10 @@ import select
 import socket
 import ssl
 import struct
+from pathlib import Path
 from typing import Protocol
 
-from kvstore.config import StoreUrl
+from kvstore.config import KvStoreConfig, StoreUrl
 from kvstore.keys import Buffer
 
 _MAX_IOVECS = 512  # Linux takes 1024
@@ -105,8 +106,9 @@ class TlsTransport:
         self._sock.close()
 
 
-def open_transport(url: StoreUrl, timeout_s: float) -> Transport:
+def open_transport(url: StoreUrl, config: KvStoreConfig) -> Transport:
     """A connected transport for a URL. Raises OSError."""
+    timeout_s = config.timeout_s
     if url.scheme == "unix":
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -121,12 +123,36 @@ def open_transport(url: StoreUrl, timeout_s: float) -> Transport:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if url.scheme == "rediss":
-            context = ssl.create_default_context()
+            context = tls_context(config)
             return TlsTransport(context.wrap_socket(sock, server_hostname=url.host), timeout_s)
         return SocketTransport(sock, timeout_s)
     except BaseException:
         sock.close()
         raise
+
+
+def tls_context(config: KvStoreConfig) -> ssl.SSLContext:
+    """Verifies the server against the configured authority; shows our certificate if there is one.
+
+    Raises:
+        OSError: A file cannot be read, or is no certificate or key.
+    """
+    context = ssl.create_default_context(cafile=config.tls_ca_file or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if config.tls_cert_file:
+        context.load_cert_chain(config.tls_cert_file, config.tls_key_file or None)
+    return context
+
+
+def password_of(url: StoreUrl, config: KvStoreConfig) -> str:
+    """The password of the URL, or of the configured file, which is read anew: it may be rotated.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    if config.password_file:
+        return Path(config.password_file).read_text("utf-8").strip()
+    return url.password
 
 
 def _is_silent(sock: socket.socket) -> bool:

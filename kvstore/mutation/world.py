@@ -165,7 +165,7 @@ class World:
             if value is not None:
                 found[names[idx]] = bytes(value)
 
-        self._backend.get(names, keep, bytearray)
+        self._backend.get(names, keep)
         return found
 
     def _write(self, key: bytes, value: bytes) -> None:

@@ -185,7 +185,7 @@ class Payloads:
     def fetch_raw(self, key: bytes) -> bytes:
         """A value as stored, unverified; empty if there is none."""
         values: list[bytes] = []
-        self.backend.get([key], lambda _idx, view: values.append(bytes(view or b"")), bytearray)
+        self.backend.get([key], lambda _idx, view: values.append(bytes(view or b"")))
         return values[0]
 
     def _open_index(

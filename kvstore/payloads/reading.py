@@ -148,19 +148,15 @@ class _Reading:
     def _get(self, wanted: Sequence[_Wanted]) -> None:
         """Reads segments and verifies each as it arrives."""
         keys = [self._requests[item.idx].ref.key(self._fingerprint, item.number) for item in wanted]
-        position = 0
-
         digest = RunningDigest()
 
-        def place(size: int) -> Buffer:
-            value = flat_view(self._place(wanted[position], size))
+        def place(idx: int, size: int) -> Buffer:
+            value = flat_view(self._place(wanted[idx], size))
             digest.begin(value)
             return value
 
         def on_value(idx: int, value: memoryview | None) -> None:
-            nonlocal position
             self._take(wanted[idx], keys[idx], value, digest)
-            position = idx + 1
 
         self._payloads.backend.get(keys, on_value, place, digest.advance)
 

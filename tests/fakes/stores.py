@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import redis
 
 from disagg import block_hash
 from kvstore import HandoffDraft, KvStore, KvStoreConfig, Ticket, embedded
 from kvstore.backends.base import Backend
+from kvstore.backends.files import FilesBackend
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.config import parse_url
@@ -152,17 +155,51 @@ class RawMemory:
         self._memory._leases.clear()
 
 
-class RawRedis:
-    """Raw access to a server."""
+class RawFiles:
+    """Raw access to a directory."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._files = FilesBackend(parse_url(f"file://{directory}"))
+        self.backend: Backend = self._files
+
+    def values(self) -> dict[bytes, bytes]:
+        keys = [key for key in self._files.keys(b"dkv1:") if b":l:" not in key]
+        return {key: self._files._path(key).read_bytes() for key in keys}
+
+    def write(self, key: bytes, value: bytes) -> None:
+        path = self._files._path(key)
+        life = path.stat().st_mtime_ns
+        path.write_bytes(value)
+        os.utime(path, ns=(life, life))
+
+    def delete(self, key: bytes) -> None:
+        self._files._path(key).unlink()
+
+    def drop_lease(self, key: bytes) -> None:
+        self.delete(key)
+
+    def lapse(self, key: bytes) -> None:
+        lease = self._files._lease(key)
+        assert lease is not None
+        lease.deadline_ms = 0
+        self._files._save_lease(key, lease)
+
+    def clear(self) -> None:
+        self._files.delete(list(self._files.keys(b"dkv1:")))
+
+
+class RawRedis:
+    """Raw access to a server or a cluster; further settings as `KvStoreConfig` has them."""
+
+    def __init__(self, url: str, client: Any = None, **settings: object) -> None:
         self.url = url
-        self.backend: Backend = RedisBackend(parse_url(url), small_config())
-        self.client = redis.Redis(unix_socket_path=parse_url(url).path)
+        self.backend: Backend = RedisBackend(parse_url(url), small_config(**settings))
+        self.client = client or redis.Redis(unix_socket_path=parse_url(url).path)
 
     def values(self) -> dict[bytes, bytes]:
         keys = [key for key in self.client.scan_iter(count=1000) if b":l:" not in key]
-        return dict(zip(keys, self.client.mget(keys), strict=True)) if keys else {}
+        values = [self.client.get(key) for key in keys]
+        return {key: value for key, value in zip(keys, values, strict=True) if value is not None}
 
     def write(self, key: bytes, value: bytes) -> None:
         self.client.set(key, value, keepttl=True)
@@ -193,3 +230,16 @@ def raw_redis() -> Iterator[RawRedis]:
             yield raw
         finally:
             raw.close()
+
+
+def read_all(store: KvStore, prompt: Prompt, ticket: Ticket) -> None:
+    """Fetches a hand-off and compares every byte."""
+    with store.open_ticket(ticket, prompt.token_ids, prompt.salt) as reader:
+        state = reader.fetch()
+    assert [bytes(block) for block in state.blocks] == prompt.payloads
+    assert bytes(state.tail_kv) == prompt.tail_kv
+    assert bytes(state.tail_state) == prompt.tail_state
+    assert state.num_tokens == len(prompt.token_ids)
+    assert state.num_bytes == (
+        sum(map(len, prompt.payloads)) + len(prompt.tail_kv) + len(prompt.tail_state)
+    )

@@ -44,7 +44,7 @@ def test_opening_does_not_connect(tmp_path: Path) -> None:
 
 
 def test_unknown_schemes_list_the_known_ones() -> None:
-    with pytest.raises(StoreUrlError, match="memory, redis, rediss, unix"):
+    with pytest.raises(StoreUrlError, match="memory, unix, file, redis, rediss"):
         open_backend("mooncake://x", small_config(), ManualClock())
 
 

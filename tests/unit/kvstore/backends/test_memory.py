@@ -19,7 +19,7 @@ def item(key: bytes, payload: bytes, ttl_ms: int = 1000) -> PutItem:
 
 def read(backend: MemoryBackend, key: bytes) -> bytes | None:
     values: list[bytes | None] = []
-    backend.get([key], lambda _idx, view: values.append(view and bytes(view)), bytearray)
+    backend.get([key], lambda _idx, view: values.append(view and bytes(view)))
     return values[0]
 
 

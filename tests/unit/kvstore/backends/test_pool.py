@@ -12,6 +12,7 @@ from kvstore.backends.pool import RespPool
 from kvstore.backends.resp import Reply, ReplyError
 from kvstore.config import parse_url
 from kvstore.errors import StoreDown
+from tests.fakes.stores import small_config
 
 
 class Peer:
@@ -68,19 +69,19 @@ def run(pool: RespPool, *commands: list[bytes]) -> list[Reply | ReplyError]:
 
 
 def test_nobody_listens(path: str) -> None:
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=1, max_idle=1)
+    pool = RespPool(parse_url(f"unix://{path}"), small_config(timeout_s=1, max_connections=1))
     with pytest.raises(StoreDown) as caught:
         run(pool, [b"PING"])
     assert caught.value.address == path
     assert path in str(caught.value)
-    tcp = RespPool(parse_url("redis://127.0.0.1:1"), timeout_s=1, max_idle=1)
+    tcp = RespPool(parse_url("redis://127.0.0.1:1"), small_config(timeout_s=1, max_connections=1))
     with pytest.raises(StoreDown, match=r"127\.0\.0\.1:1"):
         run(tcp, [b"PING"])
 
 
 def test_errors_keep_the_connection_in_step(path: str, peers: list[Peer]) -> None:
     peers.append(Peer(path, [b"-OOM no\r\n:1\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    pool = RespPool(parse_url(f"unix://{path}"), small_config(timeout_s=5, max_connections=1))
     first, second = run(pool, [b"A"], [b"B"])
     assert isinstance(first, ReplyError)
     assert second == 1
@@ -89,7 +90,7 @@ def test_errors_keep_the_connection_in_step(path: str, peers: list[Peer]) -> Non
 
 def test_a_silent_server_is_down_in_time(path: str, peers: list[Peer]) -> None:
     peers.append(Peer(path, [None]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=0.05, max_idle=1)
+    pool = RespPool(parse_url(f"unix://{path}"), small_config(timeout_s=0.05, max_connections=1))
     with pytest.raises(StoreDown, match="no answer in time"):
         run(pool, [b"PING"])
 
@@ -99,14 +100,14 @@ def test_a_broken_answer_is_a_store_that_is_down(
     path: str, peers: list[Peer], script: bytes
 ) -> None:
     peers.append(Peer(path, [script]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    pool = RespPool(parse_url(f"unix://{path}"), small_config(timeout_s=5, max_connections=1))
     with pytest.raises(StoreDown):
         run(pool, [b"GET", b"k"])
 
 
 def test_a_kept_connection_that_died_is_replaced_once(path: str, peers: list[Peer]) -> None:
     peers.append(Peer(path, [b":1\r\n", b":2\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    pool = RespPool(parse_url(f"unix://{path}"), small_config(timeout_s=5, max_connections=1))
     assert run(pool, [b"A"]) == [1]
     # The peer hung up after its script; the pool does not know yet.
     assert run(pool, [b"B"]) == [2]
@@ -116,7 +117,7 @@ def test_a_kept_connection_that_died_is_replaced_once(path: str, peers: list[Pee
 
 def test_a_callback_that_raises_closes_the_connection(path: str, peers: list[Peer]) -> None:
     peers.append(Peer(path, [b":1\r\n:2\r\n", b":3\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    pool = RespPool(parse_url(f"unix://{path}"), small_config(timeout_s=5, max_connections=1))
 
     def fail(_idx: int, _reply: object) -> None:
         raise RuntimeError("stop")
@@ -129,7 +130,9 @@ def test_a_callback_that_raises_closes_the_connection(path: str, peers: list[Pee
 
 def test_passwords_and_databases_are_sent_first(path: str, peers: list[Peer]) -> None:
     peers.append(Peer(path, [b"-WRONGPASS no\r\n:0\r\n"]))
-    pool = RespPool(parse_url(f"unix://u:p@x{path}?db=2"), timeout_s=5, max_idle=1)
+    pool = RespPool(
+        parse_url(f"unix://u:p@x{path}?db=2"), small_config(timeout_s=5, max_connections=1)
+    )
     with pytest.raises(StoreDown, match="greeting refused: WRONGPASS") as caught:
         run(pool, [b"PING"])
     assert b"AUTH\r\n$1\r\nu\r\n$1\r\np\r\n" in peers[0].received[0]
@@ -139,7 +142,7 @@ def test_passwords_and_databases_are_sent_first(path: str, peers: list[Peer]) ->
 
 def test_a_closed_pool_keeps_no_connection(path: str, peers: list[Peer]) -> None:
     peers.append(Peer(path, [b":1\r\n", b":2\r\n"]))
-    pool = RespPool(parse_url(f"unix://{path}"), timeout_s=5, max_idle=1)
+    pool = RespPool(parse_url(f"unix://{path}"), small_config(timeout_s=5, max_connections=1))
     run(pool, [b"A"])
     pool.close()
     pool.close()

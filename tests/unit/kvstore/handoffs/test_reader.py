@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseReply, OnBytes, OnValue
+from kvstore.backends.base import HandoffKeys, LeaseOutcome, LeaseReply, OnBytes, OnValue, Place
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import BlockCorrupt, LeaseLost, StoreDown
 from kvstore.handoffs.reader import require_granted
@@ -28,11 +28,11 @@ class Slow(MemoryBackend):
         self,
         keys: Sequence[bytes],
         on_value: OnValue,
-        allocate: Allocate,
+        place: Place | None = None,
         on_bytes: OnBytes | None = None,
     ) -> None:
         self.clock.advance(self.read_s)
-        super().get(keys, on_value, allocate, on_bytes)
+        super().get(keys, on_value, place, on_bytes)
 
     def renew(self, keys: HandoffKeys, fencing_token: int, lease_ms: int) -> LeaseReply:
         self.num_renewed += 1
