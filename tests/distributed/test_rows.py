@@ -1,5 +1,6 @@
 """Row paths between processes, with uneven and zero counts, against one rank."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,22 @@ def test_paths_over_gloo_equal_one_rank(num_ranks, tmp_path, monkeypatch):
             for combine in Combine:
                 np.testing.assert_array_equal(found[f"a-{combine.value}-{step}"], rows * factor)
             np.testing.assert_array_equal(found[f"b-{step}"], rows * 10)
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_context_rows_over_the_channels_of_a_layout(num_ranks, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RANKS)
+
+    code = run_group("row_ranks:run_context", num_ranks, {"out": str(tmp_path)}, backend="gloo")
+
+    assert code == 0
+    expected = {"sequence/all_gather": 4}
+    if num_ranks == 4:
+        expected["attention/all_reduce"] = 4
+    for rank in range(num_ranks):
+        assert json.loads((tmp_path / f"context-{rank}.json").read_text()) == expected
 
 
 @pytest.mark.medium

@@ -16,6 +16,7 @@ from engine.parallel.ledger.record import (
     Ledger,
     LedgerTotals,
     RecordingDispatcher,
+    RecordingRowGroup,
     RecordingVote,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "Line",
     "Medium",
     "RecordingDispatcher",
+    "RecordingRowGroup",
     "RecordingVote",
     "StepModel",
     "StepShape",

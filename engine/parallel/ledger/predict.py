@@ -252,7 +252,7 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
     domain = layout.replica_size
     row = 2 * model.hidden
     own, everything = shape.tokens * row, shape.tokens * layout.dp * row
-    one_way, inner = _ring_gather(domain, everything), _ring_gather(width, own)
+    one_way, inner = ring_bytes(domain, everything), ring_bytes(width, own)
     ring = 2 * one_way
     if shape.padding is PaddingMode.SUM:
         gather = [("domain", "all_reduce", ring)]
@@ -270,7 +270,7 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
         channel="domain",
         operation="id_gather",
         count=1,
-        num_bytes=_ring_gather(domain, shape.tokens * layout.dp * 8),
+        num_bytes=ring_bytes(domain, shape.tokens * layout.dp * 8),
         is_per_layer=False,
     )
     for channel, operation, traffic in (*gather, *combine):
@@ -286,9 +286,9 @@ def _rows_per_rank(layout: Layout, shape: StepShape, *, is_cut: bool = False) ->
 
 
 def _ring_reduce(size: int, num_bytes: int) -> int:
-    return 2 * _ring_gather(size, num_bytes)
+    return 2 * ring_bytes(size, num_bytes)
 
 
-def _ring_gather(size: int, num_bytes: int) -> int:
+def ring_bytes(size: int, num_bytes: int) -> int:
     """Bytes each of `size` ranks sends so that all hold `num_bytes`; also of a reduce-scatter."""
     return (size - 1) * num_bytes // size

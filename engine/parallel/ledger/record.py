@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.parallel.ledger.predict import ring_bytes
 from engine.parallel.lockstep import IntArray, VotePort
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.parallel.dispatch import Dispatched, Dispatcher, DispatchHandle
+    from engine.parallel.rows.transitions import RowGroup
 
 # A row travels with its weight and its slot.
 _ROW_EXTRA_BYTES = 8
@@ -157,3 +160,47 @@ class RecordingVote:
     def ring(self) -> None:
         """See `VotePort.ring`."""
         self._inner.ring()
+
+
+class RecordingRowGroup:
+    """A row group whose collectives are noted on a channel, with the bytes a ring would send."""
+
+    def __init__(self, inner: RowGroup, ledger: Ledger, channel: str) -> None:
+        """Takes the group and the name of its channel."""
+        self._inner = inner
+        self._ledger = ledger
+        self._channel = channel
+
+    @property
+    def name(self) -> str:
+        """See `RowGroup.name`."""
+        return self._inner.name
+
+    @property
+    def rank(self) -> int:
+        """See `RowGroup.rank`."""
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        """See `RowGroup.size`."""
+        return self._inner.size
+
+    def all_reduce(self, rows: Tensor) -> Tensor:
+        """See `RowGroup.all_reduce`."""
+        self._note("all_reduce", 2 * ring_bytes(self.size, rows.nbytes))
+        return self._inner.all_reduce(rows)
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """See `RowGroup.all_gather`."""
+        self._note("all_gather", ring_bytes(self.size, rows.nbytes * self.size))
+        return self._inner.all_gather(rows)
+
+    def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `RowGroup.reduce_scatter`."""
+        self._note("reduce_scatter", ring_bytes(self.size, rows.nbytes))
+        return self._inner.reduce_scatter(rows, sizes)
+
+    def _note(self, operation: str, num_bytes: int) -> None:
+        if self.size > 1:
+            self._ledger.record(self._channel, operation, num_bytes)

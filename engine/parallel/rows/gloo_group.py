@@ -7,7 +7,7 @@ one dummy row, since a rank must join every collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from engine.parallel.errors import CollectiveTimeout, PeerLost
 from engine.parallel.layout.views import Channel
+from engine.parallel.ledger.record import Ledger, RecordingRowGroup
+from engine.parallel.rows.transitions import RowGroup
 from engine.parallel.shared_memory import Progress
 from engine.parallel.worker import RankContext
 
@@ -118,6 +120,26 @@ class GlooRowGroup:
                 reason=f"was lost in {kind} {self.number}",
                 context=self._progress.describe(),
             ) from error
+
+
+def open_row_groups(
+    context: RankContext, channels: Iterable[Channel], progress: Progress, ledger: Ledger
+) -> dict[str, RowGroup]:
+    """Opens the channels that carry rows, by purpose; every rank in the same order.
+
+    Args:
+        context: of a group whose backend is gloo.
+        channels: `Layout.channels` of this rank; those of experts, tables and hosts are left out.
+        progress: for messages.
+        ledger: notes every collective under the channel's purpose.
+    """
+    return {
+        channel.purpose: RecordingRowGroup(
+            GlooRowGroup(context, channel, progress), ledger, channel.purpose
+        )
+        for channel in channels
+        if channel.needs_warm_up and channel.purpose != "experts"
+    }
 
 
 def _ordered_sum(parts: Tensor) -> Tensor:

@@ -1,14 +1,16 @@
 """Rank side of the row tests: paths A and B over gloo, on floats and many counts."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.parallel.errors import GroupError
-from engine.parallel.layout import Channel, TensorFamily, TensorLayout, Transport
+from engine.parallel.layout import Channel, Layout, TensorFamily, TensorLayout, Transport
+from engine.parallel.ledger import Ledger
 from engine.parallel.rows import RowSet, TaggedRows, ValueState
-from engine.parallel.rows.gloo_group import GlooRowGroup
+from engine.parallel.rows.gloo_group import GlooRowGroup, open_row_groups
 from engine.parallel.rows.modes import Combine
 from engine.parallel.rows.paths import path_a, path_b
 from engine.parallel.rows.transitions import mirror, require_replicated, restore
@@ -83,6 +85,39 @@ def run_paths(context, options):
         back = restore(mirror(whole, attn_tp, split), attn_tp, split)
         assert torch.equal(back.values, whole.values)
     np.savez(Path(options["out"]) / f"paths-{context.rank}.npz", **found)
+
+
+def run_context(context, options):
+    """Channels from a layout: rows cut over cp, reduced over attention tp, and restored."""
+    torch.set_num_threads(1)
+    layout = Layout(dp=1, cp=2, attn_tp=context.num_ranks // 2)
+    place = layout.coordinates(context.rank)
+    ledger = Ledger()
+    groups = open_row_groups(
+        context, layout.channels(context.rank), Progress(step_kind="start"), ledger
+    )
+    assert sorted(groups) == ["attention", "sequence"]
+    cp, attn_tp = groups["sequence"], groups["attention"]
+    for step, lengths in enumerate(([9, 4], [0, 1], [0], [16])):
+        total = sum(lengths)
+        split = split_rows(lengths, layout.cp, shortest_split=3)
+        values = torch.arange(total * HIDDEN, dtype=torch.float32).reshape(total, HIDDEN)
+        whole = TaggedRows(
+            values=values,
+            rows=RowSet.own([total], 0),
+            states={cp.name: ValueState.REP, attn_tp.name: ValueState.REP},
+        )
+        part = mirror(whole, cp, split)
+        # Each rank of the inner group holds an addend of its rows.
+        width = attn_tp.size
+        weight = 2 * (place.tp + 1) / (width * (width + 1))
+        share = part.with_values(part.values * weight * 3, **{attn_tp.name: ValueState.PART})
+        summed = attn_tp.all_reduce(share.values) if width > 1 else share.values
+        back = restore(share.with_values(summed, **{attn_tp.name: ValueState.REP}), cp, split)
+        torch.testing.assert_close(back.values, values * 3)
+        assert len(ledger.open_step()) == (step + 1) * (2 if width > 1 else 1)
+    counts = {"/".join(key): count for key, count in ledger.totals().counts.items()}
+    (Path(options["out"]) / f"context-{context.rank}.json").write_text(json.dumps(counts))
 
 
 def stop_early(context, options):

@@ -1,13 +1,15 @@
 """Whole paths: vector T-PB1, choice of path, and layer output equal to one rank on any sizes."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.parallel.layout import TensorFamily, TensorLayout, check_tensor_layout
-from engine.parallel.rows import RowSet, TaggedRows, ValueState
-from engine.parallel.rows.modes import Combine
+from engine.parallel.layout import Layout, TensorFamily, TensorLayout, check_tensor_layout
+from engine.parallel.ledger import Ledger, RecordingRowGroup, StepModel, StepShape, predict_step
+from engine.parallel.rows import PaddingMode, RowSet, TaggedRows, ValueState
+from engine.parallel.rows.modes import Combine, Path
 from engine.parallel.rows.paths import path_a, path_b, path_plain
 from tests.fakes.row_groups import run_ranks
 from tests.fakes.vectors import vectors
@@ -172,3 +174,62 @@ def test_plain_path_equals_one_rank(tp, rows, seed):
         )
 
     layer.check(layer.run(work), has_shared=True)
+
+
+class Shares:
+    """Records what each rank of a layer sends, under the channel names of the prediction."""
+
+    def __init__(self, layout, tokens, path, has_extend=False, combine=None):
+        self.layer = Layer(layout, [tokens] * layout.attn_dp, seed=tokens)
+        self.ledgers = [Ledger() for _ in range(layout.tp)]
+
+        def work(rank, attn_tp, tp):
+            ledger = self.ledgers[rank]
+            attention = RecordingRowGroup(attn_tp, ledger, "attention")
+            domain = RecordingRowGroup(tp, ledger, "domain")
+            own = self.layer.attention(rank)
+            # Two bytes a number, as the prediction counts.
+            own = own.with_values(own.values.to(torch.float16))
+            if path is Path.A:
+                return path_a(
+                    own,
+                    attention,
+                    domain,
+                    lambda values, rows: values,
+                    has_extend=has_extend,
+                    combine=combine,
+                )
+            return path_b(own, attention, lambda values, rows: values)
+
+        self.layer.run(work)
+
+    def totals(self):
+        totals = [ledger.totals() for ledger in self.ledgers]
+        for other in totals[1:]:
+            assert other.digests == totals[0].digests
+        return {key: (totals[0].counts[key], totals[0].num_bytes[key]) for key in totals[0].counts}
+
+
+@pytest.mark.parametrize("attn_tp", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("path", "padding", "combine"),
+    [
+        (Path.B, PaddingMode.SUM, Combine.ALL_REDUCE),
+        *((Path.A, padding, combine) for padding in PaddingMode for combine in Combine),
+    ],
+)
+def test_a_layer_makes_the_predicted_collectives(attn_tp, path, padding, combine):
+    tokens, dp = 8, 3
+    domain = TensorLayout(tp=dp * attn_tp, dp=dp)
+    found = Shares(domain, tokens, path, padding is PaddingMode.SUM, combine).totals()
+
+    model = StepModel(hidden=HIDDEN, top_k=1, num_layers=1, num_moe_layers=1)
+    shape = StepShape(tokens=tokens, path=path, padding=padding, combine=combine)
+    layout = Layout(dp=dp, attn_tp=attn_tp, ep=dp * attn_tp)
+    predicted = {}
+    for line in predict_step(layout, model, shape):
+        if line.channel in ("attention", "domain") and line.is_per_layer:
+            key = line.channel, line.operation
+            count, num_bytes = predicted.get(key, (0, 0))
+            predicted[key] = (count + line.count, num_bytes + line.num_bytes)
+    assert found == predicted
