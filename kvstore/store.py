@@ -20,6 +20,7 @@ from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig, StoreUrl, parse_url
+from kvstore.events.announcer import StoreListener, removals
 from kvstore.handoffs.handoff import Handoffs
 from kvstore.handoffs.leases import JanitorReport, LeaseRecord, classify, sweep
 from kvstore.handoffs.prefetched import Prefetched
@@ -39,7 +40,14 @@ Clock = Callable[[], float]
 _FIRST_STATE_BATCH = 16
 
 
-def open_store(url: str, config: KvStoreConfig, *, fingerprint: bytes, clock: Clock) -> KvStore:
+def open_store(
+    url: str,
+    config: KvStoreConfig,
+    *,
+    fingerprint: bytes,
+    clock: Clock,
+    listener: StoreListener | None = None,
+) -> KvStore:
     """Opens a store by URL. Connects at the first call, so an unreachable store is an error there.
 
     Args:
@@ -47,11 +55,13 @@ def open_store(url: str, config: KvStoreConfig, *, fingerprint: bytes, clock: Cl
         config: Settings.
         fingerprint: Layout fingerprint, 8 bytes.
         clock: Monotonic seconds.
+        listener: Told about blocks that come and go, for KV events.
 
     Raises:
         StoreUrlError: The URL names no known backend.
     """
-    return KvStore(open_backend(url, config, clock), config, fingerprint=fingerprint, clock=clock)
+    backend = open_backend(url, config, clock)
+    return KvStore(backend, config, fingerprint=fingerprint, clock=clock, listener=listener)
 
 
 def open_backend(url: str, config: KvStoreConfig, clock: Clock) -> Backend:
@@ -91,6 +101,7 @@ class KvStore:
         config: Settings.
         fingerprint: Layout fingerprint, 8 bytes; part of every name.
         clock: Monotonic seconds.
+        listener: Told about blocks that come and go.
     """
 
     def __init__(
@@ -100,6 +111,7 @@ class KvStore:
         *,
         fingerprint: bytes,
         clock: Clock,
+        listener: StoreListener | None = None,
     ) -> None:
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(
@@ -109,6 +121,7 @@ class KvStore:
         self._config = config
         self._fingerprint = bytes(fingerprint)
         self._clock = clock
+        self._listener = listener
         self._counters = Counters()
         self._payloads = Payloads(backend, config, self._fingerprint, self._counters)
         parts = ReaderParts(
@@ -117,6 +130,7 @@ class KvStore:
             config=config,
             clock=clock,
             counters=self._counters,
+            listener=listener,
         )
         self._refreshed = Refreshed(config.refresh_s)
         self._published = Refreshed(config.refresh_s)
@@ -166,7 +180,7 @@ class KvStore:
             BlockMissing, BlockCorrupt: By position; the key of a corrupt block was quarantined.
         """
         self._check_hashes(hashes)
-        with counted(self._counters):
+        with counted(self._counters), removals(self._listener, hashes):
             refs = block_refs(hashes)
             payloads = read(self._payloads, [ReadRequest(ref) for ref in refs], allocate)
             self._refresh(refs)
@@ -222,8 +236,13 @@ class KvStore:
 
     def commit(self, draft: HandoffDraft) -> Ticket:
         """Writes the tail, then ticket body and lease in one step; errors as `Handoffs.commit`."""
-        with counted(self._counters):
-            return self._handoffs.commit(draft)
+        with counted(self._counters), removals(self._listener, draft.block_hashes):
+            ticket = self._handoffs.commit(draft)
+        if self._listener is not None:
+            self._listener.blocks_stored(
+                draft.block_hashes, self._config.block_tokens, draft.token_ids
+            )
+        return ticket
 
     def open_ticket(
         self, ticket: Ticket, tokens: Sequence[int] | TokenChain, salt: str = ""
@@ -252,8 +271,8 @@ class KvStore:
             BlockMissing, BlockCorrupt: As `get_blocks`; nothing of this call is kept then.
         """
         self._check_hashes(hashes)
-        with counted(self._counters):
-            names = into.missing(hashes)
+        names = into.missing(hashes)
+        with counted(self._counters), removals(self._listener, names):
             requests = [ReadRequest(ref) for ref in block_refs(names)]
             into.add(names, read_with_digests(self._payloads, requests, allocate))
 
@@ -292,8 +311,9 @@ class KvStore:
     def _put(
         self, component: Component, blocks: Sequence[tuple[bytes, Buffer]], attempt: int
     ) -> list[bytes]:
-        self._check_hashes([name for name, _ in blocks])
-        with counted(self._counters):
+        names = [name for name, _ in blocks]
+        self._check_hashes(names)
+        with counted(self._counters), removals(self._listener, names):
             sealed = (
                 self._payloads.seal(PayloadRef(component, bytes(name), idx), payload)
                 for idx, (name, payload) in enumerate(blocks)

@@ -109,6 +109,7 @@ class HandoffDraft:
         first_token: First sampled token.
         salt: Tenant salt of the chain.
         traceparent: W3C trace context; may be empty.
+        token_ids: Tokens of the full blocks, for KV events alone; may be empty.
     """
 
     request_id: str
@@ -122,6 +123,7 @@ class HandoffDraft:
     first_token: int
     salt: str = ""
     traceparent: str = ""
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

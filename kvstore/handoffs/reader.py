@@ -19,6 +19,7 @@ from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseRepl
 from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig
 from kvstore.errors import KvStoreError, LeaseLost, StaleAttempt
+from kvstore.events.announcer import StoreListener, removals
 from kvstore.handoffs.prefetched import Prefetched
 from kvstore.keys import TAIL_COMPONENTS, Component, attempt_key
 from kvstore.payloads.payloads import Payloads
@@ -60,6 +61,7 @@ class ReaderParts:
     config: KvStoreConfig
     clock: Callable[[], float]
     counters: Counters
+    listener: StoreListener | None = None
 
 
 class HandoffReader:
@@ -103,7 +105,7 @@ class HandoffReader:
             BlockMissing, BlockCorrupt: A payload is gone or wrong (and quarantined).
             LeaseLost, StaleAttempt: What was read is discarded.
         """
-        with counted(self._parts.counters):
+        with counted(self._parts.counters), removals(self._parts.listener, self._hashes):
             blocks = self._fetch_blocks(allocate, prefetched or Prefetched())
             tail_kv, tail_state = read(
                 self._parts.payloads,

@@ -1,0 +1,1 @@
+"""What the store tells prefix routers: which blocks came and went, in vLLM's wire format."""
