@@ -111,9 +111,9 @@ class StagedBackend(MemoryBackend):
         self._pass("put")
         return super().put(items)
 
-    def get(self, keys, on_value, allocate):  # type: ignore[no-untyped-def]
+    def get(self, keys, on_value, *rest):  # type: ignore[no-untyped-def]
         self._pass("get")
-        return super().get(keys, on_value, allocate)
+        return super().get(keys, on_value, *rest)
 
     def fence(self, key, attempt, ttl_ms):  # type: ignore[no-untyped-def]
         self._pass("fence")
