@@ -31,6 +31,8 @@ def run_cases(
     concurrency: int,
     timeout_s: float,
     on_done: Callable[[], None],
+    redundant: int = 0,
+    rebalance_after: int | None = None,
 ) -> tuple[Comparison, ...]:
     """Generates every case greedily, at most `concurrency` at once.
 
@@ -46,7 +48,13 @@ def run_cases(
         max_num_batched_tokens=_MAX_ROWS,
         max_waiting=max(len(cases), 1),
     )
-    built = build_engine(model, settings, kv_quantisers=kv_quantisers)
+    built = build_engine(
+        model,
+        settings,
+        kv_quantisers=kv_quantisers,
+        min_redundant=redundant,
+        rebalance_interval_steps=rebalance_after,
+    )
     try:
         return asyncio.run(
             _run(

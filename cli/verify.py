@@ -121,6 +121,8 @@ def _monolith(
             concurrency=concurrency,
             timeout_s=options.timeout,
             on_done=on_done,
+            redundant=topology.redundant,
+            rebalance_after=topology.rebalance_after,
         )
     except ValueError as error:
         # The engine's errors about checkpoints and settings; each says what to mend.

@@ -42,6 +42,10 @@ class EngineSection(Settings):
     max_waiting: int = setting(1024, help="sequences that may wait in the engine", ge=1)
     max_model_len: int | None = setting(None, help="lowers the context of the model", ge=2)
     batch_invariant: bool = setting(True, help="rows never depend on their neighbours")
+    min_redundant: int = setting(0, help="redundant experts of a layer, at least", ge=0)
+    rebalance_interval_steps: int | None = setting(
+        None, help="steps between moves of experts by their load; empty: never", ge=1
+    )
 
 
 class StoreSection(Settings):

@@ -109,6 +109,8 @@ def serve_rank(
             ),
             context=context,
             kv_quantisers=settings.model.kv_quantisers,
+            min_redundant=settings.engine.min_redundant,
+            rebalance_interval_steps=settings.engine.rebalance_interval_steps,
         )
         try:
             asyncio.run(_serve(context, settings, built))

@@ -65,13 +65,20 @@ class System:
         model = ["--model", str(self.topology.model), "--store", self.store_url]
         balancer = self._child("balancer", "balancer", *model)
         self.address = self._balancer_address(balancer)
-        quantisers = ["--model-kv-quantisers", self.topology.kv_quantisers]
+        engine = [
+            "--model-kv-quantisers",
+            self.topology.kv_quantisers,
+            "--engine-min-redundant",
+            str(self.topology.redundant),
+        ]
+        if self.topology.rebalance_after is not None:
+            engine += ["--engine-rebalance-interval-steps", str(self.topology.rebalance_after)]
         for role, ranks in self._sides():
             self._child(
                 role,
                 f"{role}_service",
                 *model,
-                *quantisers,
+                *engine,
                 "--ranks",
                 str(ranks),
                 "--group",

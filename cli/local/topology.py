@@ -25,6 +25,8 @@ class Topology:
     Attributes:
         store_url: The store to use; None starts a private one.
         kv_quantisers: auto, on or off.
+        redundant: Fewest redundant experts of a layer, on both sides.
+        rebalance_after: Steps after which experts move by their load, again and again; None never.
     """
 
     model: Path
@@ -32,6 +34,8 @@ class Topology:
     decode_ranks: int = DEFAULT_DECODE_RANKS
     store_url: str | None = None
     kv_quantisers: str = "auto"
+    redundant: int = 0
+    rebalance_after: int | None = None
 
     def __str__(self) -> str:
         """Names it in one phrase."""
@@ -95,20 +99,20 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
         prefill_ranks=_side(options, "prefill", DEFAULT_PREFILL_RANKS),
         decode_ranks=_side(options, "decode", DEFAULT_DECODE_RANKS),
         store_url=getattr(options, "store", None),
+        redundant=options.redundant,
+        rebalance_after=getattr(options, "rebalance_after", None),
     )
 
 
 def check_extras(options: argparse.Namespace) -> None:
-    """Raises CommandError for known flags whose meaning this version does not have yet."""
-    if options.redundant:
-        raise usage(
-            f"--redundant {options.redundant}: redundant experts are not part of this version; "
-            "leave it at 0"
-        )
+    """Raises CommandError for values that cannot be, or that this version does not have yet."""
+    if options.redundant < 0:
+        raise usage(f"--redundant {options.redundant}: give 0 or more experts")
     if options.draft == "on":
         raise usage("--draft on: draft tokens are not part of this version; use --draft off")
-    if getattr(options, "rebalance_after", None):
-        raise usage("--rebalance-after: experts are not moved in this version; leave it out")
+    rebalance_after = getattr(options, "rebalance_after", None)
+    if rebalance_after is not None and rebalance_after < 1:
+        raise usage(f"--rebalance-after {rebalance_after}: give 1 step or more, or leave it out")
 
 
 def ranks_of_layout(text: str, flag: str) -> int:

@@ -30,6 +30,21 @@ def test_golden_prompts_are_equal_at_any_concurrency(concurrency: int) -> None:
     assert len(done) == 3
 
 
+def test_moving_experts_changes_no_token() -> None:
+    cases = load_golden(MODEL / "golden.json").cases[:3]
+    comparisons = run_cases(
+        MODEL,
+        cases,
+        kv_quantisers="off",
+        concurrency=3,
+        timeout_s=60.0,
+        on_done=lambda: None,
+        redundant=3,
+        rebalance_after=5,
+    )
+    assert all(item.is_equal for item in comparisons)
+
+
 def test_time_is_bounded() -> None:
     cases = load_golden(MODEL / "golden.json").cases
     with pytest.raises(TimeoutError):

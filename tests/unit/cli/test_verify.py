@@ -114,8 +114,8 @@ async def test_time_is_bounded(
         (["--monolith", "--decode-ranks", "2"], "leave out --decode-ranks"),
         (["--monolith", "--prefill-layout", "dp=2"], "leave out --prefill-layout"),
         (["--draft", "on"], "--draft off"),
-        (["--redundant", "2"], "--redundant 2"),
-        (["--rebalance-after", "5"], "--rebalance-after"),
+        (["--redundant", "-2"], "--redundant -2"),
+        (["--rebalance-after", "0"], "--rebalance-after 0: give 1 step"),
         (["--decode-layout", "dp=4,attn_tp=2,ep=8"], "attn_tp=2 is not part of this version"),
     ],
 )

@@ -92,6 +92,8 @@ TOPOLOGY = Topology(
     decode_ranks=3,
     store_url="unix:///given",
     kv_quantisers="off",
+    redundant=2,
+    rebalance_after=7,
 )
 
 
@@ -112,6 +114,8 @@ def test_a_system_comes_up_and_leaves_nothing(
         assert "('--ranks', '3')" in flags
         assert "('--store', 'unix:///given')" in flags
         assert "('--model-kv-quantisers', 'off')" in flags
+        assert "('--engine-min-redundant', '2')" in flags
+        assert "('--engine-rebalance-interval-steps', '7')" in flags
         assert f"('--balancer', '{system.address}')" in flags
         system.check()
     assert [child.exit_code for child in system.children] == [0, 0, 0]

@@ -45,7 +45,7 @@ def test_layouts_of_data_parallel_ranks(layout: str, ranks: int) -> None:
 REFUSED = [
     (["--http", "8000"], "HTTP face is not part of this version"),
     (["--trace"], "traces are not part"),
-    (["--redundant", "1"], "redundant experts are not part"),
+    (["--redundant", "-1"], "--redundant -1: give 0 or more experts"),
     (["--draft", "on"], "use --draft off"),
     (["--prefill-layout", "dp=4,cp=2,ep=8"], "cp=2 is not part of this version"),
     (["--decode-layout", "dp=8,ep=8,attn_tp=2,path=b"], "path"),
