@@ -12,7 +12,7 @@ from cli.errors import CommandError
 from cli.main import build_parser, main
 from runtime.errors import ExitCode
 
-COMMANDS = ("up", "demo", "generate", "verify", "config", "doctor")
+COMMANDS = ("up", "demo", "generate", "verify", "topology", "ledger", "config", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
