@@ -31,6 +31,7 @@ from kvstore.payloads.freshness import Refreshed
 from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.reading import ReadRequest, read, read_with_digests
 from kvstore.payloads.sealing import PayloadRef, block_refs
+from kvstore.pressure import Pressure, measure_pressure
 from kvstore.statistics import Counters, StoreStatistics, counted
 from kvstore.ticket import HandoffDraft, Ticket, TokenChain
 
@@ -303,6 +304,21 @@ class KvStore:
         """What the server says of itself. Raises StoreDown."""
         with counted(self._counters):
             return self._backend.statistics()
+
+    def pressure(self, incoming_bytes: int = 0) -> Pressure:
+        """How full the server is, with so many bytes of hand-offs more. Scans all hand-offs.
+
+        Bytes of a hand-off are those of its tail; its blocks are shared and count as used.
+        """
+        with counted(self._counters):
+            server = self._backend.statistics()
+            handoff_bytes = sum(entry.num_bytes for entry in self._backend.audit())
+        return measure_pressure(
+            used_bytes=server.used_bytes,
+            max_bytes=server.max_bytes,
+            handoff_bytes=handoff_bytes,
+            incoming_bytes=incoming_bytes,
+        )
 
     def close(self) -> None:
         """Drops the connections. Twice is harmless."""

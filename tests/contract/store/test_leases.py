@@ -160,3 +160,12 @@ def test_keys_are_found_by_prefix_sized_and_deleted(store: KvStore, raw: RawStor
     assert backend.delete([]) == 0
     assert raw.values() == {}
     assert store.audit() == []
+
+
+def test_the_pressure_counts_hand_offs_until_they_are_released(store: KvStore) -> None:
+    limit = store.ping().max_bytes
+    ticket = PROMPT.hand_over(store)
+    found = store.pressure(incoming_bytes=limit)
+    assert (found.used_share >= 1) == (found.handoff_share > 1) == bool(limit)
+    read_all(store, PROMPT, ticket)
+    assert store.pressure().handoff_share == 0
