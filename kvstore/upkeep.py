@@ -11,7 +11,8 @@ import logging
 import signal
 import sys
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvstore import embedded
@@ -80,6 +81,28 @@ def keep(store: KvStore, stop: threading.Event, *, interval_s: float) -> None:
                 )
         if stop.wait(interval_s):
             return
+
+
+@contextmanager
+def kept(url: str, *, interval_s: float = 5.0) -> Iterator[None]:
+    """Sweeps the store at a URL on a thread of its own; for whoever starts a whole system.
+
+    Raises:
+        StoreUrlError: The URL names no known backend.
+    """
+    config = KvStoreConfig(block_tokens=1, owner="janitor")
+    store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=keep, args=(store, stop), kwargs={"interval_s": interval_s}, name="janitor"
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        store.close()
 
 
 def run(settings: UpkeepSettings, stop: threading.Event) -> None:

@@ -62,6 +62,7 @@ class System:
         """
         if not self.store_url:
             self._start_store(cleanup)
+        self._keep_store(cleanup)
         model = ["--model", str(self.topology.model), "--store", self.store_url]
         balancer = self._child("balancer", "balancer", *model)
         self.address = self._balancer_address(balancer)
@@ -153,6 +154,16 @@ class System:
         cleanup.callback(store.stop)
         self.store_url, self._store_pid = store.url, str(store.pid)
         self._report("store", "private Valkey", started)
+
+    def _keep_store(self, cleanup: ExitStack) -> None:
+        """Reaps hand-offs that nobody released, also in a store of the user's."""
+        from kvstore.errors import StoreUrlError
+        from kvstore.upkeep import kept
+
+        try:
+            cleanup.enter_context(kept(self.store_url))
+        except StoreUrlError as error:
+            raise CommandError(str(error), ExitCode.CONFIGURATION) from error
 
     def _child(self, name: str, module: str, *flags: str) -> Child:
         child = Child(name, [module, *flags], self.directory)

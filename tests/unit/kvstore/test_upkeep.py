@@ -16,8 +16,16 @@ from kvstore import open_store
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import StoreDown
 from kvstore.keys import lease_key
-from kvstore.upkeep import UpkeepSettings, keep, main
-from tests.fakes.stores import FINGERPRINT, ManualClock, Prompt, RawMemory, make_store, small_config
+from kvstore.upkeep import UpkeepSettings, keep, kept, main
+from tests.fakes.stores import (
+    FINGERPRINT,
+    ManualClock,
+    Prompt,
+    RawMemory,
+    make_store,
+    raw_redis,
+    small_config,
+)
 
 PROMPT = Prompt("r", tuple(range(14)))
 
@@ -107,3 +115,21 @@ def test_the_process_serves_sweeps_and_leaves_nothing(tmp_path: Path) -> None:
             process.kill()
     assert process.returncode == 0, errors
     assert not (tmp_path / "store.sock").exists()
+
+
+@pytest.mark.medium
+def test_a_kept_store_is_swept_until_the_end() -> None:
+    with raw_redis() as raw:
+        store = make_store(raw.backend, claim_ttl_s=0.01)
+        pause = threading.Event()
+        with kept(raw.url, interval_s=0.02):
+            PROMPT.hand_over(store)
+            for _ in range(500):
+                if not store.audit():
+                    break
+                pause.wait(0.01)
+            assert store.audit() == []
+        PROMPT.hand_over(store)
+        pause.wait(0.1)
+        assert len(store.audit()) == 1
+        assert "janitor" not in {thread.name for thread in threading.enumerate()}
