@@ -39,12 +39,16 @@ def test_contradictions_are_refused(fields: dict[str, int | None], message: str)
 
 
 def test_pages_follow_from_memory_or_are_given() -> None:
-    size = EngineSettings(num_pages=9, max_num_seqs=8).cache_size(1000)
+    size = EngineSettings(num_pages=9, max_num_seqs=8, block_tokens=4).cache_size(1000)
     assert (size.num_pages, size.num_state_slots) == (9, 9)
-    size = EngineSettings(kv_memory_bytes=10_500, num_state_slots=50).cache_size(1000)
+    size = EngineSettings(kv_memory_bytes=10_500, num_state_slots=50, block_tokens=4).cache_size(
+        1000
+    )
     assert (size.num_pages, size.num_state_slots) == (10, 50)
     with pytest.raises(SettingsError, match=r"kv_memory_bytes is 1999.*take 2000 bytes"):
-        EngineSettings(kv_memory_bytes=1999).cache_size(1000)
+        EngineSettings(kv_memory_bytes=1999, block_tokens=4).cache_size(1000)
+    with pytest.raises(SettingsError, match="block_tokens is not set"):
+        EngineSettings(num_pages=9).cache_size(1000)
 
 
 def test_pages_for_tokens_round_up() -> None:
