@@ -7,7 +7,7 @@ from the numbers that each rank keeps in the group's segment, a lost peer names 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -100,25 +100,60 @@ class GlooChannel:
         try:
             start().wait()
         except RuntimeError as error:
-            raise self._translate(kind, error) from error
-
-    def _translate(self, kind: str, error: RuntimeError) -> CollectiveTimeout | PeerLost:
-        culprit = self._segment.aborted_by()
-        late_ranks = [rank for rank, word in enumerate(self._words) if word < self.number]
-        text = str(error).lower()
-        if culprit is None and late_ranks and ("timed out" in text or "timeout" in text):
-            self._segment.abort(late_ranks[0])
-            return CollectiveTimeout(
-                group=self._group_name,
-                kind=kind,
+            raise explain(
+                error,
+                segment=self._segment,
+                words=self._words,
+                members=range(self.num_ranks),
                 number=self.number,
-                late_ranks=late_ranks,
+                kind=kind,
+                group=self._group_name,
                 waited_s=self._timeout_s,
-                context=self._progress.describe(),
-            )
-        return PeerLost(
-            group=self._group_name,
-            rank=culprit if culprit is not None else next(iter(late_ranks), -1),
-            reason=f"was lost in {kind} exchange {self.number}",
-            context=self._progress.describe(),
+                progress=self._progress,
+            ) from error
+
+
+def explain(
+    error: RuntimeError,
+    *,
+    segment: Segment,
+    words: memoryview,
+    members: Sequence[int],
+    number: int,
+    kind: str,
+    group: str,
+    waited_s: float,
+    progress: Progress,
+) -> CollectiveTimeout | PeerLost:
+    """Says what a failed collective means, by the numbers the members keep in the segment.
+
+    Args:
+        error: what the transport raised.
+        segment: the group's memory; a late rank is marked there, so that all name the same one.
+        words: of the channel, one per rank of the whole group.
+        members: ranks that take part.
+        number: of this collective on its channel.
+        kind: of the collective.
+        group: name, for the message.
+        waited_s: the bound.
+        progress: for the message.
+    """
+    culprit = segment.aborted_by()
+    late_ranks = [rank for rank in members if words[rank] < number]
+    text = str(error).lower()
+    if culprit is None and late_ranks and ("timed out" in text or "timeout" in text):
+        segment.abort(late_ranks[0])
+        return CollectiveTimeout(
+            group=group,
+            kind=kind,
+            number=number,
+            late_ranks=late_ranks,
+            waited_s=waited_s,
+            context=progress.describe(),
         )
+    return PeerLost(
+        group=group,
+        rank=culprit if culprit is not None else next(iter(late_ranks), -1),
+        reason=f"was lost in {kind} exchange {number}",
+        context=progress.describe(),
+    )

@@ -32,7 +32,7 @@ from engine.parallel.futex import Fence, FutexWord
 
 IntArray = npt.NDArray[np.int64]
 
-HEADER_BYTES: Final = 128 * 1024
+HEADER_BYTES: Final = 144 * 1024
 MAX_RANKS: Final = 512
 VOTE_FIELDS: Final = 9
 GEOMETRY_FIELDS: Final = 3
@@ -45,7 +45,10 @@ _WORDS = 4096
 _LEFT = 16 * 1024
 _GEOMETRY = 20 * 1024
 _VOTES = 48 * 1024
+_ROW_WORDS = 120 * 1024
 _CHANNELS = {"experts": 0, "vote": 1, "start": 2}
+# Channels that move rows over other transports keep their numbers here, for messages only.
+_ROW_CHANNELS = {"attention": 0, "sequence": 1, "domain": 2, "rows": 3}
 
 _SLICE_S: Final = 0.05
 # One chance for a peer on the same core; more would hold the interpreter lock while others compute.
@@ -115,7 +118,10 @@ class Segment:
 
     def words(self, channel: str) -> memoryview:
         """The sequence words of a channel, one int64 per rank."""
-        start = _WORDS + _CHANNELS[channel] * 8 * MAX_RANKS
+        if channel in _CHANNELS:
+            start = _WORDS + _CHANNELS[channel] * 8 * MAX_RANKS
+        else:
+            start = _ROW_WORDS + _ROW_CHANNELS[channel] * 8 * MAX_RANKS
         return self._view[start : start + 8 * self.num_ranks].cast("q")
 
     def gate(self, channel: str) -> FutexWord:

@@ -70,3 +70,22 @@ def test_a_rank_that_leaves_is_noticed(tmp_path, monkeypatch):
     text = (tmp_path / "error-0").read_text()
     assert "group early tp/rows[0, 1]" in text
     assert "all_gather" in text
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(60)
+def test_a_late_rank_is_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RANKS)
+
+    run_group(
+        "row_ranks:come_late",
+        2,
+        {"out": str(tmp_path)},
+        backend="gloo",
+        group_name="late",
+        collective_timeout_s=1.0,
+    )
+
+    text = (tmp_path / "error-0").read_text()
+    assert "group late tp/rows[0, 1]: all_gather exchange 2 timed out after 1 s" in text
+    assert "late ranks: 1" in text

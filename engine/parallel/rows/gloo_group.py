@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore
 
-from engine.parallel.errors import CollectiveTimeout, PeerLost
+from engine.parallel.channels import explain
 from engine.parallel.layout.views import Channel
 from engine.parallel.ledger.record import Ledger, RecordingRowGroup
 from engine.parallel.rows.transitions import RowGroup
-from engine.parallel.shared_memory import Progress
+from engine.parallel.shared_memory import Progress, Segment
 from engine.parallel.worker import RankContext
 
 
@@ -52,6 +52,8 @@ class GlooRowGroup:
             return
         if context.rendezvous_fd < 0:
             raise ValueError(f"{channel} needs a group with backend gloo, not {context.backend!r}")
+        self._segment = Segment(context.segment_fd, context.num_ranks)
+        self._words = self._segment.words(channel.purpose)
         # Any: the stubs of torch 2.13 know neither the options nor the collectives of the class.
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
@@ -101,24 +103,20 @@ class GlooRowGroup:
 
     def _run(self, kind: str, start: Callable[[], dist.Work]) -> None:
         self.number += 1
+        self._words[self._channel.members[self.rank]] = self.number
         try:
             start().wait()
         except RuntimeError as error:
-            text = str(error).lower()
-            if "timed out" in text or "timeout" in text:
-                raise CollectiveTimeout(
-                    group=f"{self._group} {self._channel}",
-                    kind=kind,
-                    number=self.number,
-                    late_ranks=(),
-                    waited_s=self._timeout_s,
-                    context=self._progress.describe(),
-                ) from error
-            raise PeerLost(
+            raise explain(
+                error,
+                segment=self._segment,
+                words=self._words,
+                members=self._channel.members,
+                number=self.number,
+                kind=kind,
                 group=f"{self._group} {self._channel}",
-                rank=-1,
-                reason=f"was lost in {kind} {self.number}",
-                context=self._progress.describe(),
+                waited_s=self._timeout_s,
+                progress=self._progress,
             ) from error
 
 

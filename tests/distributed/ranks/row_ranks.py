@@ -15,7 +15,7 @@ from engine.parallel.rows.modes import Combine
 from engine.parallel.rows.paths import path_a, path_b
 from engine.parallel.rows.transitions import mirror, require_replicated, restore
 from engine.parallel.rows.zigzag import split_rows
-from engine.parallel.shared_memory import Progress
+from engine.parallel.shared_memory import Progress, Segment
 
 HIDDEN = 5
 # Rows of each attention group, step by step: uneven, zero on some, zero everywhere, then again.
@@ -130,5 +130,20 @@ def stop_early(context, options):
     try:
         for _ in range(1000):
             tp.all_gather(torch.zeros(1, 1))
+    except GroupError as error:
+        (Path(options["out"]) / f"error-{context.rank}").write_text(str(error))
+
+
+def come_late(context, options):
+    """Rank 1 stays away from a collective until its peers have given up."""
+    layout = TensorLayout(tp=context.num_ranks)
+    _, tp = open_groups(context, layout)
+    segment = Segment(context.segment_fd, context.num_ranks)
+    if context.rank == 1:
+        while segment.aborted_by() is None:
+            segment.doorbell.wait(segment.doorbell.load(), 0.05)
+        return
+    try:
+        tp.all_gather(torch.zeros(1, 1))
     except GroupError as error:
         (Path(options["out"]) / f"error-{context.rank}").write_text(str(error))

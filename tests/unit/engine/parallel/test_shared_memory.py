@@ -187,6 +187,11 @@ def test_tables_of_the_header_do_not_overlap(descriptor):
         for rank in range(MAX_RANKS):
             words[rank] = 3
         segment.gate(channel).store(9)
+    rows = ("attention", "sequence", "domain", "rows")
+    for number, channel in enumerate(rows):
+        words = segment.words(channel)
+        for rank in range(MAX_RANKS):
+            words[rank] = 20 + number
     segment.doorbell.store(11)
     segment.mark_left(MAX_RANKS - 1)
     segment.abort(4)
@@ -198,6 +203,7 @@ def test_tables_of_the_header_do_not_overlap(descriptor):
     assert segment.has_left(MAX_RANKS - 1)
     assert not segment.has_left(0)
     assert all(set(segment.words(name)) == {3} for name in ("experts", "vote", "start"))
+    assert [set(segment.words(name)) for name in rows] == [{20}, {21}, {22}, {23}]
     assert [segment.gate(name).load() for name in ("experts", "vote", "start")] == [9, 9, 9]
 
 
