@@ -54,7 +54,7 @@ def test_chaos_leaves_equal_channel_logs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_chaos_of_5000_steps_leaves_equal_channel_logs(tmp_path, monkeypatch):
     check_chaos(4, 5000, tmp_path, monkeypatch)
 
