@@ -216,6 +216,10 @@ class Weights:
             raise CheckpointError(
                 f"tensor {name} has shape {tuple(value.shape)}, config.json calls for {shape}"
             )
+        if not bool(torch.isfinite(value).all()):
+            raise CheckpointError(
+                f"tensor {name} holds NaN or infinite values; the file is damaged: copy it again"
+            )
         return value
 
     def linear(self, name: str, out_features: int, in_features: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.model.config import ModelConfig
 from engine.model.weights import CheckpointError, Weights, dequantise, load_weights
@@ -320,3 +320,16 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     shutil.copy(directory / "model.safetensors", directory / "model-old.safetensors")
     with pytest.raises(CheckpointError, match=r"is also in model-old\.safetensors; remove"):
         load_weights(directory, ModelConfig.load(directory))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    directory = tmp_path / "damaged"
+    shutil.copytree(GOLDEN / "v4_hca8", directory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["layers.1.attn.wkv.weight"][3, 5] = value
+    save_file(tensors, directory / "model.safetensors")
+    config = ModelConfig.load(directory)
+    weights = load_weights(directory, config)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.attn\.wkv\.weight holds NaN or inf"):
+        weights.linear("layers.1.attn.wkv", config.head_dim, config.hidden_size)
