@@ -13,6 +13,7 @@ from kvstore.errors import StoreUrlError
 from kvstore.keys import MAX_SEGMENT_BYTES
 
 SCHEMES = ("memory", "unix", "file", "redis", "rediss", "redis+cluster", "rediss+cluster")
+INTEGRITIES = ("xxh3", "blake3-keyed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,11 @@ class KvStoreConfig:
     tls_key_file: str = ""
     """PEM file of its key; empty: it is in `tls_cert_file`."""
 
+    integrity: str = "xxh3"
+    """`xxh3` finds accidents; `blake3-keyed` also finds whoever can write to the store."""
+    integrity_key_file: str = ""
+    """File with the secret of `blake3-keyed`, at least 32 bytes."""
+
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
             raise ValueError(f"block_tokens is {self.block_tokens}, at least 1 is needed")
@@ -74,6 +80,15 @@ class KvStoreConfig:
             raise ValueError(
                 f"lease_s ({self.lease_s}) and claim_ttl_s ({self.claim_ttl_s}) must not exceed "
                 f"handoff_ttl_s ({self.handoff_ttl_s}): raise handoff_ttl_s or lower the other"
+            )
+        if self.integrity not in INTEGRITIES:
+            raise ValueError(
+                f"integrity is {self.integrity!r}, allowed are {', '.join(INTEGRITIES)}"
+            )
+        if (self.integrity == "blake3-keyed") != bool(self.integrity_key_file):
+            raise ValueError(
+                f"integrity is {self.integrity!r} and integrity_key_file is "
+                f"{self.integrity_key_file!r}: blake3-keyed needs a key file, xxh3 takes none"
             )
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s is {self.timeout_s}, it must be above 0")

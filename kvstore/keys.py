@@ -42,6 +42,9 @@ MAX_SEGMENT_BYTES = 4 << 20
 MAX_SEGMENTS = 4096
 MAGIC = b"DKV1"
 
+BAD_TAG = b"!tag" + bytes(HEADER_BYTES - 4)
+"""What a store with keyed tags hands out in place of a value whose tag is wrong."""
+
 FLAG_SELF_INDEXED = 1
 FLAG_TAIL = 2
 
@@ -49,6 +52,7 @@ _HEADER = struct.Struct("<4sHH8s8sHHHHQ16sI4s")
 _RESERVED = bytes(4)
 _PREFIX = b"dkv1"
 ALL_PREFIX = _PREFIX + b":"
+ATTEMPT_PREFIX = _PREFIX + b":a:"
 BODY_PREFIX = _PREFIX + b":h:"
 LEASE_PREFIX = _PREFIX + b":l:"
 assert _HEADER.size == HEADER_BYTES
@@ -337,6 +341,8 @@ def unpack_header(value: Buffer) -> Header:
         attempt,
         reserved,
     ) = _HEADER.unpack_from(value)
+    if magic == BAD_TAG[:4]:
+        raise HeaderError("tag", "its keyed tag is missing or wrong")
     if magic != MAGIC:
         raise HeaderError("magic", f"magic is {magic!r}, {MAGIC!r} was expected")
     if version != HEADER_VERSION:

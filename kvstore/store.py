@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.backends.base import Allocate, Backend, BackendStatistics
 from kvstore.backends.files import FilesBackend
+from kvstore.backends.keyed import KeyedBackend, read_key
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.buffers import new_buffer
@@ -68,7 +69,10 @@ def open_store(
 def open_backend(url: str, config: KvStoreConfig, clock: Clock) -> Backend:
     """The backend a URL names; several `KvStore` may share one."""
     parsed = parse_url(url)
-    return _BACKENDS[parsed.scheme](parsed, config, clock)
+    backend = _BACKENDS[parsed.scheme](parsed, config, clock)
+    if config.integrity_key_file:
+        return KeyedBackend(backend, read_key(config.integrity_key_file))
+    return backend
 
 
 def _memory(_url: StoreUrl, _config: KvStoreConfig, clock: Clock) -> MemoryBackend:

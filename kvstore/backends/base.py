@@ -24,12 +24,13 @@ OnValue = Callable[[int, memoryview | None], None]
 
 
 class PutItem(NamedTuple):
-    """One value to write if its key is free: header and payload, written as one string."""
+    """One value to write if its key is free: its parts are written as one string."""
 
     key: bytes
     header: bytes
     payload: Buffer
     ttl_ms: int
+    trailer: bytes = b""
 
 
 Place = Callable[[int, int], Buffer]

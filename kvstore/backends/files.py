@@ -213,7 +213,9 @@ class FilesBackend(StepBackend):
     def _put_one(self, item: PutItem) -> bytes | None:
         now_ms = self._now_ms()
         if self._stat(item.key, now_ms) is None:
-            temporary = self._fill([item.header, flat_view(item.payload)], now_ms + item.ttl_ms)
+            temporary = self._fill(
+                [item.header, flat_view(item.payload), item.trailer], now_ms + item.ttl_ms
+            )
             try:
                 return self._link(temporary, item.key)
             finally:

@@ -167,7 +167,8 @@ class MemoryBackend(StepBackend):
         stored = self._live(item.key)
         if stored is not None:
             return bytes(stored.data[:HEADER_BYTES])
-        self._write(item.key, item.header + bytes(item.payload), self._now_ms() + item.ttl_ms)
+        data = b"".join((item.header, flat_view(item.payload), item.trailer))
+        self._write(item.key, data, self._now_ms() + item.ttl_ms)
         return None
 
     def _used_bytes(self) -> int:

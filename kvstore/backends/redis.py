@@ -111,7 +111,7 @@ class RedisBackend:
             for item in items:
                 keys.append(item.key)
                 life = b"%d" % item.ttl_ms
-                value = (item.header, item.payload)
+                value = (item.header, item.payload, item.trailer)
                 yield Keyed(item.key, (b"SET", item.key, value, b"NX", b"PX", life))
 
         replies = self._run(commands(), self._depth)

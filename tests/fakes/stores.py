@@ -16,6 +16,7 @@ from disagg import block_hash
 from kvstore import HandoffDraft, KvStore, KvStoreConfig, Ticket, embedded
 from kvstore.backends.base import Backend
 from kvstore.backends.files import FilesBackend
+from kvstore.backends.keyed import KeyedBackend
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.config import parse_url
@@ -186,6 +187,26 @@ class RawFiles:
 
     def clear(self) -> None:
         self._files.delete(list(self._files.keys(b"dkv1:")))
+
+
+class RawKeyed:
+    """Raw access behind the tags of another backend: what is written has the right ones."""
+
+    def __init__(self, raw: RawMemory) -> None:
+        self._raw = raw
+        self._keyed = KeyedBackend(raw.backend, bytes(range(32)))
+        self.backend: Backend = self._keyed
+        self.delete, self.drop_lease = raw.delete, raw.drop_lease
+        self.lapse, self.clear = raw.lapse, raw.clear
+
+    def values(self) -> dict[bytes, bytes]:
+        return {
+            key: value if b":a:" in key else value[:-16]
+            for key, value in self._raw.values().items()
+        }
+
+    def write(self, key: bytes, value: bytes) -> None:
+        self._raw.write(key, self._keyed._tagged(key, value))
 
 
 class RawRedis:

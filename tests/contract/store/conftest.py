@@ -14,6 +14,7 @@ from tests.fakes.servers import raw_cluster, raw_debian_redis, raw_tls_redis
 from tests.fakes.stores import (
     ManualClock,
     RawFiles,
+    RawKeyed,
     RawMemory,
     RawRedis,
     RawStore,
@@ -51,12 +52,14 @@ def servers() -> Iterator[Servers]:
 @pytest.fixture(
     params=[
         "memory",
-        *(pytest.param(name, marks=pytest.mark.medium) for name in ("files", *SERVERS)),
+        *(pytest.param(name, marks=pytest.mark.medium) for name in ("keyed", "files", *SERVERS)),
     ]
 )
 def raw(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Iterator[RawStore]:
     if request.param == "memory":
         yield RawMemory(MemoryBackend(ManualClock()))
+    elif request.param == "keyed":
+        yield RawKeyed(RawMemory(MemoryBackend(ManualClock())))
     elif request.param == "files":
         files = RawFiles(tmp_path / "store")
         yield files
