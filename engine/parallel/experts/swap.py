@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from engine.parallel.experts.placement import Placement
+
+# Epochs below mean other things: 0 nothing, 1 the end of the step loop.
+FIRST_EPOCH: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +73,19 @@ class PlacementSwap:
         placements: map of each layer.
     """
 
-    __slots__ = ("_next", "epoch", "placements", "steps_since_swap")
+    __slots__ = ("_next", "num_swaps", "placements", "steps_since_swap")
 
     def __init__(self, placements: Sequence[Placement]) -> None:
-        """Starts settled, at epoch 0."""
+        """Starts settled."""
         self.placements = tuple(placements)
-        self.epoch = 0
+        self.num_swaps = 0
         self.steps_since_swap = 0
         self._next: tuple[Placement, ...] | None = None
 
     @property
     def requested_epoch(self) -> int:
-        """What this rank's vote asks for: the next epoch once it is ready."""
-        return self.epoch + (self._next is not None)
+        """What this rank's vote asks for: the next epoch once it is ready, else nothing (0)."""
+        return FIRST_EPOCH + self.num_swaps if self._next is not None else 0
 
     def prepare(self, placements: Sequence[Placement]) -> None:
         """This rank holds the weights of `placements` and is ready to swap.
@@ -105,6 +109,6 @@ class PlacementSwap:
             self.steps_since_swap += 1
             return False
         self.placements, self._next = self._next, None
-        self.epoch += 1
+        self.num_swaps += 1
         self.steps_since_swap = 0
         return True

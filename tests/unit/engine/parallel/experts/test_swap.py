@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.engine import STOP_EPOCH
 from engine.parallel.experts import Placement, PlacementSwap, plan, transfers
+from engine.parallel.experts.swap import FIRST_EPOCH
 from engine.parallel.layout import ExpertSlots
 from engine.parallel.lockstep import EngineKind, LockstepState, VoteVector
 
@@ -72,7 +74,19 @@ def test_all_ranks_swap_before_the_same_step():
         assert len({rank.placements for rank in ranks}) == 1
     assert swapped == [(7, 0), (7, 1), (7, 2)]
     assert [rank.steps_since_swap for rank in ranks] == [4, 4, 4]
-    assert [rank.epoch for rank in ranks] == [1, 1, 1]
+    assert [rank.num_swaps for rank in ranks] == [1, 1, 1]
+    assert [rank.requested_epoch for rank in ranks] == [0, 0, 0]
+
+
+def test_a_swap_is_no_stop():
+    assert FIRST_EPOCH > STOP_EPOCH
+    swap = PlacementSwap([Placement([0, 1], num_logical=2, ep=1)])
+    assert not swap.before_step(0)
+    swap.prepare([Placement([1, 0], num_logical=2, ep=1)])
+    assert swap.requested_epoch == FIRST_EPOCH
+    assert not swap.before_step(None)
+    assert not swap.before_step(STOP_EPOCH)
+    assert swap.before_step(FIRST_EPOCH)
 
 
 def test_one_change_at_a_time():
@@ -81,5 +95,5 @@ def test_one_change_at_a_time():
     with pytest.raises(ValueError, match="2 maps for 1 layers"):
         swap.prepare([placement, placement])
     swap.prepare([placement])
-    with pytest.raises(ValueError, match="epoch 1 is not agreed yet"):
+    with pytest.raises(ValueError, match="epoch 2 is not agreed yet"):
         swap.prepare([placement])
