@@ -32,6 +32,7 @@ _PACKAGES = (
 )
 _MIN_SHARED_BYTES = 64 << 20
 _MIN_FREE_BYTES = 1 << 30
+_OTHER_MODEL = "give the directory of a complete Hugging Face checkpoint with --model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,42 +127,68 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_model(directory: Path) -> Iterator[Finding]:
-    """Files of the model directory, without loading the weights."""
-    way_out = "give the directory of a Hugging Face checkpoint with --model"
+    """The model directory, with the engine's own checks where the engine is installed."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        detail = f"{config.get('model_type')}, {directory}"
-        yield Finding(check="model config", ok=True, detail=detail)
+        family = config.get("model_type") if isinstance(config, dict) else type(config).__name__
     except (OSError, ValueError) as error:
         yield Finding(
-            check="model config", ok=False, detail=f"config.json: {error}", way_out=way_out
+            check="model config", ok=False, detail=f"config.json: {error}", way_out=_OTHER_MODEL
         )
         return
+    try:
+        from cli import model_check
+    except ModuleNotFoundError as error:
+        yield Finding(
+            check="model config",
+            ok=True,
+            detail=f"{family}, {directory}; only the engine can check more, and {error.name!r} "
+            "is not installed",
+        )
+        is_loadable = False
+    else:
+        finding = _ask_engine("model config", model_check.check_config, directory)
+        is_loadable = finding.ok
+        yield finding
     files = sorted(directory.glob("*.safetensors"))
     if not files:
+        is_loadable = False
         yield Finding(
             check="model weights",
             ok=False,
             detail=f"no *.safetensors in {directory}",
-            way_out=way_out,
+            way_out=_OTHER_MODEL,
         )
     for path in files:
         problem, tensors = _inspect_safetensors(path)
+        is_loadable = is_loadable and not problem
         yield Finding(
             check="model weights",
             ok=not problem,
             detail=problem or f"{path.name}: {tensors} tensors, {size(path.stat().st_size)}",
             way_out="copy the file again; it is cut short or damaged",
         )
+    if is_loadable:
+        yield _ask_engine("model tensors", model_check.check_weights, directory)
     from balancer.text import ModelFilesError, TextCodec
 
     try:
         codec = TextCodec(directory)
     except ModelFilesError as error:
-        yield Finding(check="model tokenizer", ok=False, detail=str(error), way_out=way_out)
+        yield Finding(check="model tokenizer", ok=False, detail=str(error), way_out=_OTHER_MODEL)
         return
     text = f"{codec.card.vocab_size} tokens" if codec.has_text else "none: token ids only"
     yield Finding(check="model tokenizer", ok=True, detail=text)
+
+
+def _ask_engine(check: str, ask: Callable[[Path], str], directory: Path) -> Finding:
+    """What the engine says to a model directory."""
+    try:
+        return Finding(check=check, ok=True, detail=ask(directory))
+    except Exception as error:
+        # Its own errors are kinds of ValueError; whatever else it trips over is no good model too.
+        detail = str(error) if isinstance(error, ValueError) else f"{error!r}"
+        return Finding(check=check, ok=False, detail=detail, way_out=_OTHER_MODEL)
 
 
 def check_store(url: str | None) -> Iterator[Finding]:

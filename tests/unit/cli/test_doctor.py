@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+import cli
 from cli import doctor
 from cli.main import main
 
@@ -32,6 +34,7 @@ def test_a_good_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "deepseek_v4" in checks["model config"]
     assert checks["model tokenizer"] == "2048 tokens"
     assert "model.safetensors" in checks["model weights"]
+    assert "every tensor is there" in checks["model tensors"]
 
 
 @pytest.mark.medium
@@ -72,6 +75,55 @@ def test_missing_model_files(model: Path, tmp_path: Path) -> None:
     (model / "tokenizer.json").write_text("{")
     failed = [finding.check for finding in doctor.check_model(model) if not finding.ok]
     assert failed == ["model weights", "model tokenizer"]
+
+
+def damage(model: Path, **values: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("values", "check", "message"),
+    [
+        ({"num_attention_heads": 7}, "model config", "num_attention_heads is 7"),
+        ({"model_type": "llama"}, "model config", "model_type 'llama' is not served"),
+        ({"n_routed_experts": 5}, "model tensors", "config.json calls for (5, 128)"),
+    ],
+)
+def test_a_model_that_no_service_would_start_with(
+    model: Path,
+    values: dict[str, object],
+    check: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(doctor, "check_store", lambda url: iter(()))
+    damage(model, **values)
+    assert main(["doctor", "--model", str(model)]) == 1
+    out = capsys.readouterr().out
+    [line] = [line for line in out.splitlines() if "FAIL" in line]
+    assert check in line
+    assert message in line
+
+
+def test_a_config_that_is_no_object(model: Path) -> None:
+    (model / "config.json").write_text("[]")
+    failed = [finding for finding in doctor.check_model(model) if not finding.ok]
+    assert "wanted a JSON object" in failed[0].detail
+
+
+def test_without_the_engine_it_says_what_was_not_checked(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "cli.model_check", raising=False)
+    monkeypatch.delattr(cli, "model_check", raising=False)
+    monkeypatch.setitem(sys.modules, "engine.build", None)
+    findings = {finding.check: finding for finding in doctor.check_model(model)}
+    assert "only the engine can check more" in findings["model config"].detail
+    assert "model tensors" not in findings
 
 
 def test_a_taken_port() -> None:
