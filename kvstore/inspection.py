@@ -29,6 +29,7 @@ from kvstore.keys import (
     payload_digest,
     unpack_header,
 )
+from kvstore.records import open_attempt
 from kvstore.ticket import TicketBody, decode_body
 
 _BATCH = 1000
@@ -177,8 +178,8 @@ def _judge(key: bytes, value: bytes) -> Value:
     name = parse_key(key)
     text = key.decode("ascii", "replace")
     if name.kind == "attempt":
-        sound = value.isdigit()
-        fault = "" if sound else "is not a number"
+        sound = open_attempt(key, value) is not None
+        fault = "" if sound else "its digest is not what its key and number say"
         return Value(
             key=text, kind=name.kind, num_bytes=len(value), sound=sound, fault=fault, name=name.name
         )

@@ -6,6 +6,7 @@ were checked; whatever else it is, is a `BlockCorrupt`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from kvstore.keys import (
 
 MAX_RECORD_BYTES = 64 << 20
 _INDEX_VERSION = 1
+_ATTEMPT_DIGEST_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +148,23 @@ def decode_index(payload: Buffer) -> dict[int, tuple[SegmentDigest, ...]]:
             case _:
                 raise BlockCorrupt("index", 0, "form", "an entry is not a component")
     return components
+
+
+def seal_attempt(key: bytes, attempt: int) -> bytes:
+    """The record of a request's newest attempt as stored: the number, and a digest of both.
+
+    Not behind the usual header: a script has to read, check and write it, and SHA-1 is the digest
+    that scripts have. `attempt_fence.lua` does the same.
+    """
+    number = b"%d" % attempt
+    digest = hashlib.sha1(b"%s:%s" % (key, number), usedforsecurity=False).hexdigest()
+    return b"%s:%s" % (number, digest[:_ATTEMPT_DIGEST_DIGITS].encode())
+
+
+def open_attempt(key: bytes, stored: bytes) -> int | None:
+    """The attempt of a stored record; None if it is damaged or that of another request."""
+    number = stored.partition(b":")[0]
+    # 4 bytes have at most 10 digits, and longer numbers are slow to parse.
+    if not (number.isdigit() and len(number) <= 10 and stored == seal_attempt(key, int(number))):
+        return None
+    return int(number)

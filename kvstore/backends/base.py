@@ -173,11 +173,12 @@ class LeaseEntry:
 class LeaseStore(Protocol):
     """Hand-offs and their leases; each call is one atomic step in one slot. Server time only."""
 
-    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int:
+    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int | None:
         """Raises the recorded attempt of a request to `attempt` (0: only reads it).
 
         Returns:
-            The newest attempt known; 0 when there is none.
+            The newest attempt known; 0 when there is none. None when the record is damaged: unless
+            this only reads, a record of attempt `attempt + 1` has taken its place.
         """
         ...
 

@@ -133,7 +133,7 @@ class KeyedBackend:
 
     # LeaseStore
 
-    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int:
+    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int | None:
         """See `LeaseStore`."""
         return self._backend.fence(key, attempt, ttl_ms)
 

@@ -184,9 +184,10 @@ class RedisBackend:
 
     # LeaseStore
 
-    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int:
+    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int | None:
         """See `LeaseStore`."""
-        return int(self._script("attempt_fence", [key], [attempt, ttl_ms]))
+        newest = int(self._script("attempt_fence", [key], [attempt, ttl_ms]))
+        return None if newest < 0 else newest
 
     def commit(self, keys: HandoffKeys, body: bytes, grant: LeaseGrant) -> LeaseReply:
         """See `LeaseStore`."""

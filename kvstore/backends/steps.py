@@ -20,6 +20,7 @@ from kvstore.backends.base import (
     LeaseReply,
 )
 from kvstore.keys import handoff_id_of_key
+from kvstore.records import open_attempt, seal_attempt
 
 
 @dataclass(slots=True)
@@ -111,13 +112,17 @@ class StepBackend(ABC):
 
     # LeaseStore
 
-    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int:
+    def fence(self, key: bytes, attempt: int, ttl_ms: int) -> int | None:
         """See `LeaseStore`."""
         with self._locked(key):
             value = self._peek(key)
-            known = int(value) if value and value.isdigit() else 0
+            known = 0 if value is None else open_attempt(key, value)
+            if known is None:
+                if attempt:
+                    self._write(key, seal_attempt(key, attempt + 1), self._now_ms() + ttl_ms)
+                return None
             if attempt > known:
-                self._write(key, str(attempt).encode(), self._now_ms() + ttl_ms)
+                self._write(key, seal_attempt(key, attempt), self._now_ms() + ttl_ms)
             elif attempt:
                 self._lengthen(key, self._now_ms() + ttl_ms)
             return max(known, attempt)

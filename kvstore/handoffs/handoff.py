@@ -21,12 +21,17 @@ from kvstore.errors import (
     TicketInvalid,
 )
 from kvstore.handoffs.leases import handoff_keys
-from kvstore.handoffs.reader import HandoffReader, ReaderParts, check_attempt, require_granted
+from kvstore.handoffs.reader import (
+    HandoffReader,
+    ReaderParts,
+    check_attempt,
+    raise_attempt,
+    require_granted,
+)
 from kvstore.keys import (
     HEADER_BYTES,
     TAIL_COMPONENTS,
     Component,
-    attempt_key,
     body_key,
     combine_digests,
     is_handoff_id,
@@ -73,11 +78,20 @@ class Handoffs:
     def begin_attempt(self, request_id: str, attempt: int) -> None:
         """Makes older attempts of a request stale.
 
+        A damaged record does not say which attempt was the newest. Whoever finds it refuses itself
+        and records the attempt after its own. If that was the newest attempt, the record is above
+        all earlier ones and equal to the one that follows: nothing old gets in. If it was an old
+        attempt `a`, it and those before it stay out, and the newest one is `a + 1`, or finds
+        another number and starts over above it. What remains is an attempt between the two,
+        which could commit until then: its ticket reaches nobody but the caller of that attempt,
+        and a caller that has moved on drops what an older attempt says. The same holds for a
+        record that was evicted. So a damaged record costs an attempt, never an answer.
+
         Raises:
             StaleAttempt: A newer attempt began already.
+            BlockCorrupt: The record was damaged; the next attempt is recorded in its place.
         """
-        # Twice the life of a ticket: as long as an old one can be opened, it is known to be old.
-        newest = self._leases.fence(attempt_key(request_id), attempt, 2 * self._ttl_ms)
+        newest = raise_attempt(self._parts, request_id, attempt)
         if newest > attempt:
             raise StaleAttempt(request_id, attempt, newest)
 
@@ -171,7 +185,7 @@ class Handoffs:
             LeaseLost: The lease is gone.
         """
         check_ticket(ticket, fingerprint=self._fingerprint)
-        check_attempt(self._leases, ticket.request_id, ticket.attempt)
+        check_attempt(self._parts, ticket.request_id, ticket.attempt)
         body = self._read_body(ticket)
         hashes = check_tokens(body, tokens, salt)
         keys = self._keys(body)

@@ -18,7 +18,7 @@ from typing import Self
 from kvstore.backends.base import Allocate, HandoffKeys, LeaseOutcome, LeaseReply, LeaseStore
 from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig
-from kvstore.errors import KvStoreError, LeaseLost, StaleAttempt
+from kvstore.errors import BlockCorrupt, KvStoreError, LeaseLost, StaleAttempt
 from kvstore.events.announcer import StoreListener, removals
 from kvstore.handoffs.prefetched import Prefetched
 from kvstore.keys import TAIL_COMPONENTS, Component, attempt_key
@@ -113,7 +113,7 @@ class HandoffReader:
                 allocate,
             )
             self.renew()
-            check_attempt(self._parts.leases, self._body.request_id, self._body.attempt)
+            check_attempt(self._parts, self._body.request_id, self._body.attempt)
         self._parts.counters.add(fetched=1)
         return FetchedState(
             num_tokens=self._body.num_tokens,
@@ -209,12 +209,41 @@ def require_granted(reply: LeaseReply, handoff_id: str) -> None:
         raise LeaseLost(handoff_id, reply.outcome.value)
 
 
-def check_attempt(leases: LeaseStore, request_id: str, attempt: int) -> None:
+def raise_attempt(parts: ReaderParts, request_id: str, attempt: int) -> int:
+    """Records an attempt unless a newer one is recorded; returns the newest.
+
+    Raises:
+        BlockCorrupt: The record was damaged; the next attempt is recorded in its place.
+    """
+    # Twice the life of a ticket: as long as an old one can be opened, it is known to be old.
+    ttl_ms = 2 * int(parts.config.handoff_ttl_s * 1000)
+    newest = parts.leases.fence(attempt_key(request_id), attempt, ttl_ms)
+    if newest is None:
+        parts.counters.add(quarantined=1)
+        raise _damaged_record(request_id, attempt)
+    return newest
+
+
+def check_attempt(parts: ReaderParts, request_id: str, attempt: int) -> None:
     """Whether an attempt is the newest one.
 
     Raises:
         StaleAttempt: It is not, or the store no longer knows (restarted or evicted).
+        BlockCorrupt: The record was damaged; the next attempt is recorded in its place.
     """
-    newest = leases.fence(attempt_key(request_id), 0, 0)
+    newest = parts.leases.fence(attempt_key(request_id), 0, 0)
+    if newest is None:
+        raise_attempt(parts, request_id, attempt)
+        raise _damaged_record(request_id, attempt)  # somebody else replaced it meanwhile
     if newest != attempt:
         raise StaleAttempt(request_id, attempt, newest)
+
+
+def _damaged_record(request_id: str, attempt: int) -> BlockCorrupt:
+    return BlockCorrupt(
+        "attempt",
+        0,
+        "digest",
+        f"the record of the attempts of request {request_id} is damaged; start attempt "
+        f"{attempt + 1}",
+    )

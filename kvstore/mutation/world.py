@@ -23,6 +23,7 @@ from kvstore.ticket import Ticket
 KINDS = (
     "flip",
     "flip_header",
+    "flip_attempt",
     "swap",
     "truncate",
     "grow",
@@ -192,6 +193,12 @@ class World:
 
     def _flip_header(self, victim: Victim) -> None:
         self._flip(victim, HEADER_BYTES)
+
+    def _flip_attempt(self, victim: Victim) -> None:
+        key = victim.sample.control_keys(victim.ticket)[1]
+        value = bytearray(self._values([key])[key])
+        value[self.draws.below(len(value))] ^= 1 << self.draws.below(8)
+        self._write(key, bytes(value))
 
     def _swap(self, victim: Victim) -> None:
         values, one = self._remembered, self._key(victim)

@@ -242,3 +242,77 @@ def test_a_store_that_forgot_the_attempts_refuses(store: KvStore, raw: RawStore)
             raw.delete(key)
     with pytest.raises(StaleAttempt, match="knows no attempt"):
         store.open_ticket(ticket, PROMPT.token_ids)
+
+
+def _attempt_key(raw: RawStore) -> bytes:
+    return next(key for key in raw.values() if b":a:" in key)
+
+
+def test_no_damage_to_the_record_of_attempts_passes_for_a_newer_attempt(
+    store: KvStore, raw: RawStore
+) -> None:
+    store.begin_attempt("request-1", 1)
+    key = _attempt_key(raw)
+    good = raw.values()[key]
+    flips = [
+        good[:place] + bytes([good[place] ^ 1 << bit]) + good[place + 1 :]
+        for place in range(len(good))
+        for bit in range(8)
+    ]
+    for bad in (*flips, b"", b"1", b"3", good[:-1], good + b"0"):
+        raw.write(key, bad)
+        with pytest.raises(BlockCorrupt) as caught:
+            store.begin_attempt("request-1", 1)
+        assert (caught.value.kind, caught.value.reason) == ("attempt", "digest"), bad
+        # The attempt that follows, which is what the caller starts, is the newest again.
+        store.begin_attempt("request-1", 2)
+        raw.delete(key)
+        store.begin_attempt("request-1", 1)
+    assert raw.values()[key] == good
+    assert store.statistics().quarantined == len(flips) + 5
+    assert store.statistics().failures == {"corrupt_digest": len(flips) + 5}
+
+
+def test_a_request_recovers_from_a_damaged_record_and_older_attempts_stay_out(
+    store: KvStore, raw: RawStore
+) -> None:
+    old = PROMPT.hand_over(store)
+    second = replace(PROMPT, attempt=2)
+    ticket = second.hand_over(store)
+    key = _attempt_key(raw)
+    raw.write(key, raw.values()[key].replace(b"2", b"4", 1))
+    with pytest.raises(BlockCorrupt):
+        store.open_ticket(ticket, PROMPT.token_ids)
+    for stale in (PROMPT, second):
+        with pytest.raises(StaleAttempt) as caught:
+            stale.hand_over(store)
+        assert caught.value.newest == 3
+    for dead in (old, ticket):
+        with pytest.raises(StaleAttempt):
+            store.open_ticket(dead, PROMPT.token_ids)
+    third = replace(PROMPT, attempt=3)
+    read_all(store, third, third.hand_over(store))
+
+
+def test_a_record_damaged_while_the_hand_off_is_read_discards_what_was_read(
+    store: KvStore, raw: RawStore
+) -> None:
+    reader = store.open_ticket(PROMPT.hand_over(store), PROMPT.token_ids)
+    raw.write(_attempt_key(raw), b"1")
+    with pytest.raises(BlockCorrupt):
+        reader.fetch()
+    reader.release()
+    with pytest.raises(StaleAttempt):
+        store.begin_attempt("request-1", 1)
+    store.begin_attempt("request-1", 2)
+
+
+def test_the_record_of_another_request_is_no_record(store: KvStore, raw: RawStore) -> None:
+    store.begin_attempt("request-1", 3)
+    key = _attempt_key(raw)
+    foreign = raw.values()[key]
+    raw.delete(key)
+    store.begin_attempt("request-2", 1)
+    raw.write(_attempt_key(raw), foreign)
+    with pytest.raises(BlockCorrupt):
+        store.begin_attempt("request-2", 1)

@@ -100,6 +100,10 @@ def test_a_broken_body_is_shown_and_attempts_are_numbers(store: KvStore, raw: Ra
     assert not found.values[0].sound
     (attempt,) = inspect(raw.backend, attempt_key("request-1").decode()).values
     assert (attempt.kind, attempt.sound) == ("attempt", True)
+    raw.write(attempt_key("request-1"), b"3")
+    (attempt,) = inspect(raw.backend, attempt_key("request-1").decode()).values
+    assert not attempt.sound
+    assert "digest" in attempt.fault
 
 
 def test_what_is_not_there_and_what_is_no_name(raw: RawMemory) -> None:

@@ -13,7 +13,9 @@ from kvstore.records import (
     decode_index,
     decode_segment,
     encode_index,
+    open_attempt,
     open_record,
+    seal_attempt,
     seal_record,
     unpack_array,
 )
@@ -99,3 +101,15 @@ def test_any_bytes_are_an_index_or_corrupt(payload: bytes) -> None:
 def test_what_is_no_segment(item: object) -> None:
     with pytest.raises(BlockCorrupt):
         decode_segment("body", item)
+
+
+def test_the_record_of_an_attempt_binds_key_and_number() -> None:
+    stored = seal_attempt(b"key", 12)
+    assert stored.startswith(b"12:")
+    assert open_attempt(b"key", stored) == 12
+    assert open_attempt(b"other", stored) is None
+    assert open_attempt(b"key", seal_attempt(b"key", 2**32)) == 2**32
+    for bad in (b"", b"12", b":", stored[:-1], stored + b"0", stored.upper(), b"0" + stored):
+        assert open_attempt(b"key", bad) is None, bad
+    assert open_attempt(b"key", b"9" * 10_000 + b":") is None
+    assert open_attempt(b"key", b"\xb2:" + stored[3:]) is None
