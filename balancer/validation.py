@@ -26,7 +26,6 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 256
 MAX_SALT_BYTES = 256
-MAX_TOKENS_LIMIT = 1 << 31
 
 
 def check_request_id(request_id: str) -> str:
@@ -127,7 +126,6 @@ def _check_sampling(
         *_real(message, "frequency_penalty", -2.0, 2.0, "in [-2, 2]; 0 is off"),
         *_real(message, "repetition_penalty", 0.0, math.inf, "above 0; 1 is off", open_low=True),
         *_count(message, "logprobs", MAX_LOGPROBS),
-        *_count(message, "max_tokens", MAX_TOKENS_LIMIT),
         *_stops(message, card),
     ]
     has_limit = message.HasField("max_tokens")

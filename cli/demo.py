@@ -44,7 +44,10 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
 def run(options: argparse.Namespace) -> int:
     """Runs the demonstration."""
     from cli.local.launcher import running_system
+    from client.checks import check_text
 
+    with calls("the system"):
+        check_text("prompt", options.prompt)  # before anything is started
     topology = topology_of(options)
     with running_system(topology) as system:
         answer = _ask(system.address, options.prompt)

@@ -1,7 +1,7 @@
 """Typed client of the front door; depends on the wire contract alone."""
 
 from client.client import AsyncClient, Client
-from client.errors import ClientError, StreamBroken
+from client.errors import ClientError, InvalidArgument, StreamBroken
 from client.types import ChatMessage, Chunk, Completion, Prompt, Sampling, Timing, Usage
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Client",
     "ClientError",
     "Completion",
+    "InvalidArgument",
     "Prompt",
     "Sampling",
     "StreamBroken",

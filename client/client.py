@@ -22,6 +22,7 @@ from typing import Self, cast
 import grpc
 import grpc.aio
 
+from client.checks import check_text, check_token_ids
 from client.errors import ClientError, from_call
 from client.types import Chunk, Completion, Prompt, Sampling
 from client.wire import Answer, completion_of, make_request
@@ -77,6 +78,7 @@ class Client:
             last_seq: Resume: tokens up to this number were received before.
 
         Raises:
+            InvalidArgument: A value that cannot be sent; nothing was.
             ClientError: The request failed; `last_seq` of the error tells how far it came.
         """
         answer = Answer(request_id or str(uuid.uuid4()), last_seq)
@@ -125,18 +127,21 @@ class Client:
 
     def cancel(self, request_id: str) -> bool:
         """Ends a running request; returns whether there was one."""
+        check_text("request_id", request_id)
         request = generation_pb2.CancelRequestRequest(request_id=request_id)
         with _errors():
             return self._stub.CancelRequest(request, timeout=_SHORT_CALL_S).found
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as a generation would encode it."""
+        check_text("text", text)
         request = generation_pb2.TokenizeRequest(text=text)
         with _errors():
             return list(self._stub.Tokenize(request, timeout=_SHORT_CALL_S).token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of token ids."""
+        check_token_ids("token_ids", token_ids)
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
         with _errors():
             return self._stub.Detokenize(request, timeout=_SHORT_CALL_S).text
@@ -259,18 +264,21 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> bool:
         """See `Client.cancel`."""
+        check_text("request_id", request_id)
         request = generation_pb2.CancelRequestRequest(request_id=request_id)
         with _errors():
             return (await self._stub.CancelRequest(request, timeout=_SHORT_CALL_S)).found
 
     async def tokenize(self, text: str) -> list[int]:
         """See `Client.tokenize`."""
+        check_text("text", text)
         request = generation_pb2.TokenizeRequest(text=text)
         with _errors():
             return list((await self._stub.Tokenize(request, timeout=_SHORT_CALL_S)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """See `Client.detokenize`."""
+        check_token_ids("token_ids", token_ids)
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
         with _errors():
             return (await self._stub.Detokenize(request, timeout=_SHORT_CALL_S)).text

@@ -11,7 +11,7 @@ _DETAILS_KEY = "grpc-status-details-bin"
 
 
 class ClientError(Exception):
-    """The front door refused or ended a call.
+    """The front door refused or ended a call, or would have (see `InvalidArgument`).
 
     Attributes:
         code: Name of the gRPC code, e.g. RESOURCE_EXHAUSTED.
@@ -43,6 +43,23 @@ class ClientError(Exception):
     def is_resumable(self) -> bool:
         """Whether the same call with `last_seq` may go on where this one broke."""
         return self.code == "UNAVAILABLE" or self.reason == "DUPLICATE_REQUEST"
+
+
+class InvalidArgument(ClientError, ValueError):
+    """An argument that cannot be sent; found here, before any call.
+
+    Args:
+        field: The argument, as in `sampling.seed` or `prompt[3]`.
+        description: The value found, and what would be accepted.
+    """
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(
+            f"{field}: {description}",
+            code="INVALID_ARGUMENT",
+            reason="BAD_SAMPLING" if field.startswith("sampling.") else "BAD_REQUEST",
+            fields={field: description},
+        )
 
 
 class StreamBroken(ClientError):

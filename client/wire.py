@@ -5,6 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from client.checks import (
+    MAX_UINT64,
+    check_integer,
+    check_priority,
+    check_prompt,
+    check_sampling,
+    check_text,
+)
 from client.errors import StreamBroken
 from client.types import (
     ChatMessage,
@@ -40,8 +48,16 @@ def make_request(
     """The wire request.
 
     Raises:
+        InvalidArgument: A value does not fit on the wire.
         TypeError: The prompt is neither text nor token ids nor messages.
     """
+    for name, text in (("request_id", request_id), ("model", model), ("cache_salt", cache_salt)):
+        check_text(name, text)
+    check_integer("last_seq", last_seq, MAX_UINT64)
+    check_priority(priority)
+    check_prompt(prompt)
+    if sampling is not None:
+        check_sampling(sampling)
     request = generation_pb2.GenerateRequest(
         request_id=request_id, model=model, last_seq=last_seq, cache_salt=cache_salt
     )
@@ -49,7 +65,7 @@ def make_request(
         request.priority = priority
     for field in dataclasses.fields(Sampling):
         value = getattr(sampling, field.name) if sampling is not None else None
-        if isinstance(value, tuple):
+        if isinstance(value, tuple | list):
             getattr(request.sampling, field.name).extend(value)
         elif value is not None:
             setattr(request.sampling, field.name, value)
@@ -58,8 +74,6 @@ def make_request(
     else:
         ids = [item for item in prompt if isinstance(item, int)]
         turns = [item for item in prompt if isinstance(item, ChatMessage)]
-        if len(ids) + len(turns) < len(prompt) or (ids and turns):
-            raise TypeError("a prompt is a text, a list of token ids, or a list of ChatMessage")
         if turns:
             request.chat.messages.extend(
                 generation_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns

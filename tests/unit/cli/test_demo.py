@@ -52,6 +52,15 @@ async def test_a_short_prompt_of_ones_own(
     assert out.endswith("demo ok: 1 tokens\n")
 
 
+def test_a_prompt_that_cannot_be_sent_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = install(monkeypatch, FakeSystem())
+    assert main(["demo", "--model", MODEL, "--prompt", "a\udcf0"]) == 2
+    assert "prompt: character 2 is" in capsys.readouterr().err
+    assert system.topologies == []
+
+
 async def test_a_failed_request_fails_the_demo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

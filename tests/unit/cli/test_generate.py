@@ -55,6 +55,31 @@ async def test_failures_have_exit_codes_and_no_output(capsys: pytest.CaptureFixt
         assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["\udcf0\udc9f\udc98"],
+            r"BAD_REQUEST: prompt: character 1 is '\udcf0', which is no valid Unicode text; send",
+        ),
+        (
+            ["x", "--seed", "99999999999999999999999"],
+            "BAD_SAMPLING: sampling.seed: 99999999999999999999999 is out of range; send 0 to "
+            "18446744073709551615",
+        ),
+        (["x", "--max-tokens", "4294967296"], "max_tokens: 4294967296 is out of range; send 0 to"),
+    ],
+)
+def test_what_cannot_be_sent_exits_2_in_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", *arguments, "--address", "127.0.0.1:1"]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
 async def test_the_system_of_this_machine_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

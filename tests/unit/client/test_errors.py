@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from client.errors import ClientError, StreamBroken, from_call
+from client.errors import ClientError, InvalidArgument, StreamBroken, from_call
 from runtime.errors import FieldViolation, InvalidRequest, Overloaded, Reason
 from runtime.status import to_status
 
@@ -27,6 +27,17 @@ def test_fields_at_fault_are_named() -> None:
     status = to_status(InvalidRequest("bad", violations=(violation,)))
     error = from_call(status.code, status.details, status.trailing_metadata, last_seq=0)
     assert error.fields == {"sampling.n": "only 1"}
+
+
+def test_an_argument_that_cannot_be_sent_is_a_bad_request() -> None:
+    error = InvalidArgument("sampling.seed", "-1 is out of range; send 0 to 9")
+    assert isinstance(error, ClientError)
+    assert isinstance(error, ValueError)
+    assert (error.code, error.reason) == ("INVALID_ARGUMENT", "BAD_SAMPLING")
+    assert str(error) == "sampling.seed: -1 is out of range; send 0 to 9"
+    assert error.fields == {"sampling.seed": "-1 is out of range; send 0 to 9"}
+    assert not error.is_resumable
+    assert InvalidArgument("prompt", "x").reason == "BAD_REQUEST"
 
 
 def test_a_bare_status_has_no_reason() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client import ChatMessage, Sampling, StreamBroken
+from client import ChatMessage, InvalidArgument, Sampling, StreamBroken
 from client.wire import Answer, completion_of, make_request
 from disagg.v1 import common_pb2, generation_pb2
 
@@ -45,6 +45,34 @@ def test_only_what_is_given_is_sent() -> None:
     assert sent.HasField("max_tokens")
     assert not sent.HasField("top_p")
     assert (list(sent.stop), list(sent.stop_token_ids)) == (["a"], [3])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "field"),
+    [
+        ("\ud800", {}, "prompt"),
+        ([1 << 32], {}, "prompt[0]"),
+        ("x", {"sampling": Sampling(seed=1 << 64)}, "sampling.seed"),
+        ("x", {"cache_salt": "\ud800"}, "cache_salt"),
+        ("x", {"request_id": "\ud800"}, "request_id"),
+        ("x", {"model": "\ud800"}, "model"),
+        ("x", {"last_seq": -1}, "last_seq"),
+        ("x", {"priority": 1 << 31}, "priority"),
+    ],
+)
+def test_what_does_not_fit_on_the_wire_is_named(
+    prompt: Any, fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        make(prompt, **fields)
+    assert list(caught.value.fields) == [field]
+
+
+def test_the_borders_fit_on_the_wire() -> None:
+    sampling = Sampling(seed=(1 << 64) - 1, max_tokens=(1 << 32) - 1, stop_token_ids=(0,))
+    sent = make([0, (1 << 32) - 1], sampling=sampling, priority=-(1 << 31))
+    assert sent.sampling.seed == (1 << 64) - 1
+    assert list(sent.token_ids.ids) == [0, (1 << 32) - 1]
 
 
 def message(seq: int, *ids: int, text: str = "", **fields: Any) -> generation_pb2.GenerateResponse:
