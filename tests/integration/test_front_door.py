@@ -16,6 +16,7 @@ from cli.local.launcher import System
 from client import AsyncClient, ChatMessage, Client, ClientError, Sampling
 from disagg.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
 from kvstore import KvStoreConfig, open_store
+from kvstore.keys import attempt_key
 from tests.fakes.processes import ROOT
 from tests.fakes.systems import launched
 
@@ -148,6 +149,38 @@ def _flip_every_block(url: str) -> int:
         connection.setrange(key, last, bytes([byte[0] ^ 1]))
     connection.close()
     return len(keys)
+
+
+async def test_a_damaged_record_of_attempts_costs_an_attempt_and_no_answer(system: System) -> None:
+    """One bit of it is flipped as soon as it is there, while the prompt computes."""
+    names = [f"damaged-{number}" for number in range(6)]
+    damaging = asyncio.create_task(
+        asyncio.to_thread(_flip_records, system.store_url, [attempt_key(name) for name in names])
+    )
+    async with client_of(system) as client:
+        answers = [
+            await client.generate(LONG["input_ids"], sampling=greedy(), request_id=name)
+            for name in names
+        ]
+    assert await damaging == len(names)
+    assert all(list(answer.token_ids) == LONG["greedy_ids"] for answer in answers)
+    assert all(answer.attempts <= 2 for answer in answers)
+    assert any(answer.attempts == 2 for answer in answers)
+    await nothing_is_held(system)
+
+
+def _flip_records(url: str, keys: list[bytes]) -> int:
+    """Waits for each key in turn and flips a bit of its first byte; returns how many."""
+    connection = redis.Redis(unix_socket_path=url.removeprefix("unix://"))
+    num_flipped = 0
+    for key in keys:
+        for _ in range(200_000):
+            if first := connection.getrange(key, 0, 0):
+                connection.setrange(key, 0, bytes([first[0] ^ 2]))
+                num_flipped += 1
+                break
+    connection.close()
+    return num_flipped
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 9])

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError
+from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError, StaleAttempt
 from tests.fakes.services import (
     Rig,
     SequenceRequest,
@@ -29,8 +29,8 @@ MAX_TRIES = 12
 
 
 async def _journey(rig: Rig, request_id: str, token_ids: tuple[int, ...], max_tokens: int):  # type: ignore[no-untyped-def]
-    """One request with the retries of a balancer: missing or corrupt KV is computed anew."""
-    attempt, bypass = 1, False
+    """One request with the retries of a balancer: what is missing or corrupt is computed anew."""
+    attempt, num_tries, bypass = 1, 0, False
     while True:
         ticket = None
         try:
@@ -53,10 +53,11 @@ async def _journey(rig: Rig, request_id: str, token_ids: tuple[int, ...], max_to
                 sampling=asked.sampling,
             )
             return [first, *await run_decode(rig, sequence)]
-        except (BlockMissing, BlockCorrupt) as error:
-            if attempt == MAX_TRIES:
+        except (BlockMissing, BlockCorrupt, StaleAttempt) as error:
+            num_tries += 1
+            if num_tries == MAX_TRIES:
                 raise
-            attempt += 1
+            attempt = max(attempt, error.newest if isinstance(error, StaleAttempt) else 0) + 1
             bypass = isinstance(error, BlockCorrupt)
         finally:
             if ticket is not None:
@@ -70,7 +71,11 @@ async def _damage(rig: Rig, generator: random.Random, rounds: int) -> int:
     for _ in range(rounds):
         await asyncio.sleep(0.002)
         with rig.backend._lock:
-            keys = [key for key in rig.backend._values if b":b:" in key or b":t:" in key]
+            keys = [
+                key
+                for key in rig.backend._values
+                if b":b:" in key or b":t:" in key or b":a:" in key
+            ]
             if not keys:
                 continue
             first, second = generator.choice(keys), generator.choice(keys)
