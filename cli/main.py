@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from cli import config, demo, doctor, generate, kv, up, verify
 from cli.errors import CommandError
+from cli.local.signals import interruptible
 from cli.planning import ledger, topology
 from runtime.errors import ExitCode
 
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     name = f"disagg {options.command}"
     try:
-        return int(options.run(options))
+        with interruptible():
+            return int(options.run(options))
     except CommandError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return error.exit_code

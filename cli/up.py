@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import threading
-from types import FrameType
 from typing import Any
 
 from cli.local.topology import add_system_flags, topology_of
@@ -39,45 +37,32 @@ def run(options: argparse.Namespace) -> int:
 
     topology = topology_of(options)
     stop = threading.Event()
-    # SIGINT too: a shell starts background jobs with it ignored, and Python keeps that.
-    received = {
-        number: signal.signal(number, _raise_interrupt)
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        with running_system(topology) as system, announced(system.address):
-            rows = system.rows()
-            if options.json:
-                processes = [dataclasses.asdict(row) for row in rows]
-                show_json(
-                    {
-                        "address": system.address,
-                        "store": system.store_url,
-                        "logs": str(system.directory),
-                        "processes": processes,
-                    }
-                )
-            else:
-                cells = [("role", "member", "address", "state", "pid")]
-                cells += [(row.role, row.name, row.address, row.state, row.pid) for row in rows]
-                show()
-                for line in table(cells, right=(4,)):
-                    show(line)
-                show()
-                show('ask it    disagg generate "ROMEO:" --stream')
-                show(f"logs      {system.directory}")
-                show("stop      Ctrl-C")
-            try:
-                while not stop.wait(_LOOK_S):
-                    system.check()
-            except KeyboardInterrupt:
-                say("\ndraining")
-    finally:
-        for number, handler in received.items():
-            signal.signal(number, handler)
+    with running_system(topology) as system, announced(system.address):
+        rows = system.rows()
+        if options.json:
+            processes = [dataclasses.asdict(row) for row in rows]
+            show_json(
+                {
+                    "address": system.address,
+                    "store": system.store_url,
+                    "logs": str(system.directory),
+                    "processes": processes,
+                }
+            )
+        else:
+            cells = [("role", "member", "address", "state", "pid")]
+            cells += [(row.role, row.name, row.address, row.state, row.pid) for row in rows]
+            show()
+            for line in table(cells, right=(4,)):
+                show(line)
+            show()
+            show('ask it    disagg generate "ROMEO:" --stream')
+            show(f"logs      {system.directory}")
+            show("stop      Ctrl-C")
+        try:
+            while not stop.wait(_LOOK_S):
+                system.check()
+        except KeyboardInterrupt:
+            say("\ndraining")
     say("stopped")
     return ExitCode.OK
-
-
-def _raise_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal wants
-    raise KeyboardInterrupt

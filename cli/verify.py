@@ -138,13 +138,19 @@ def _system(
 ) -> tuple[Comparison, ...]:
     import dataclasses
 
-    from cli.local.launcher import running_system
+    from cli.local.launcher import StartLate, running_system
 
     topology = dataclasses.replace(topology, kv_quantisers=golden.kv_quantisers)
-    with running_system(topology, start_timeout_s=options.timeout) as system:
-        return asyncio.run(
-            _replay(system.address, golden.cases, concurrency, options.timeout, on_done)
-        )
+    try:
+        with running_system(topology, start_timeout_s=options.timeout) as system:
+            return asyncio.run(
+                _replay(system.address, golden.cases, concurrency, options.timeout, on_done)
+            )
+    except StartLate as error:
+        raise CommandError(
+            f"the system was not ready after {options.timeout:g} s; allow more with --timeout",
+            ExitCode.FAILED,
+        ) from error
 
 
 async def _replay(

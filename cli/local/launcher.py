@@ -40,6 +40,13 @@ class Row:
     pid: str
 
 
+class StartLate(CommandError):
+    """The system was not ready in the time it was given."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.FAILED)
+
+
 class System:
     """A running system; made by `running_system`."""
 
@@ -182,7 +189,8 @@ class System:
                         address = json.loads(line)["address"]
             return bool(address)
 
-        self._wait(is_listening, _BALANCER_START_S, "the balancer does not listen", balancer)
+        limit_s = min(_BALANCER_START_S, self._start_timeout_s)
+        self._wait(is_listening, limit_s, "the balancer does not listen", balancer)
         self._report("balancer", address, started)
         return address
 
@@ -213,7 +221,7 @@ class System:
                 tails = "\n".join(
                     child.tail() for child in self.children if blamed in (None, child)
                 )
-                raise CommandError(f"{what} after {limit_s:g} s\n{tails}", ExitCode.INTERNAL)
+                raise StartLate(f"{what} after {limit_s:g} s\n{tails}")
             self._pause.wait(_LOOK_AGAIN_S)
 
     def _report(self, role: str, detail: str, started: float) -> None:

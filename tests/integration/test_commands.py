@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,55 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
     assert "answer    PROSPERO." in done.stdout
     logs = [line for line in done.stderr.splitlines() if "disagg-run-" in line]
     assert logs == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", [["demo"], ["verify", str(TINY)]])
+def test_a_signal_leaves_no_directory_and_no_process(
+    command: list[str], number: int, tmp_path: Path
+) -> None:
+    paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path)},
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As a shell starts a background job.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("  balancer"):  # now the members are starting
+            members = processes_of(tmp_path)
+            process.send_signal(number)
+            break
+    rest = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 1, said
+    assert rest.endswith(f"disagg {command[0]}: interrupted\n")
+    assert members
+    for _ in range(200):  # helpers of Python's process pools see the end of a pipe a moment later
+        if not processes_of(tmp_path):
+            break
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(["sleep", "1"], timeout=0.05, check=False)
+    assert processes_of(tmp_path) == []
+    assert list(tmp_path.glob("disagg-*")) == []
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Processes whose environment says that they keep their files in `directory`."""
+    wanted = f"TMPDIR={directory}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it ended, or is another user's
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
 
 
 def test_a_model_that_cannot_be_loaded_is_named_by_the_part_that_failed(tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from cli.local import launcher
+from cli.local.launcher import StartLate
 from cli.main import main
 from runtime.errors import Unavailable
 from tests.fakes.front_door import FrontDoor, front_door
@@ -105,6 +109,23 @@ async def test_time_is_bounded(
     assert "DEADLINE" in captured.err
     assert "prompts 0/3 equal" in captured.out
     assert system.is_stopped
+
+
+def test_a_start_that_takes_too_long_is_a_failed_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def running_system(topology: object, *, start_timeout_s: float) -> Iterator[None]:
+        assert start_timeout_s == 1.0
+        raise StartLate("the members are not ready\n  | log")
+        yield
+
+    monkeypatch.setattr(launcher, "running_system", running_system)
+    arguments = ["verify", golden(tmp_path), "--model", str(MODEL), "--timeout", "1"]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == (
+        "disagg verify: the system was not ready after 1 s; allow more with --timeout\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from cli.errors import CommandError
 from cli.local import children, launcher
-from cli.local.launcher import running_system
+from cli.local.launcher import StartLate, running_system
 from cli.local.topology import Topology
 from runtime.errors import ExitCode
 
@@ -141,8 +141,15 @@ def test_a_part_that_never_gets_ready_is_bounded(parts: Path) -> None:
     (parts / "decode_service" / "__main__.py").write_text(
         "import threading; threading.Event().wait()"
     )
-    with pytest.raises(CommandError, match=r"the members are not ready after 1 s"):
-        _start(TOPOLOGY, start_timeout_s=1.0)
+    with pytest.raises(CommandError, match=r"are not ready after 5 s") as caught:
+        _start(TOPOLOGY, start_timeout_s=5.0)
+    assert caught.value.exit_code is ExitCode.FAILED
+
+
+def test_the_balancer_has_no_more_time_than_all_of_it(parts: Path) -> None:
+    (parts / "balancer" / "__main__.py").write_text("import threading; threading.Event().wait()")
+    with pytest.raises(StartLate, match=r"the balancer does not listen after 0.2 s"):
+        _start(TOPOLOGY, start_timeout_s=0.2)
 
 
 def _start(topology: Topology, **options: float) -> None:

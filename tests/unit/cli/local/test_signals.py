@@ -1,0 +1,48 @@
+"""Signals end a command like Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from cli.local.signals import interruptible
+
+
+def receive(number: int) -> None:
+    os.kill(os.getpid(), number)
+    threading.Event().wait(5)  # Python runs a handler between two instructions, not within kill
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_either_signal_is_an_interrupt(number: int) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        receive(number)
+    assert signal.getsignal(number) is before
+
+
+def test_an_ignored_interrupt_is_heard_again() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            receive(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_leave_signals_alone() -> None:
+    seen = []
+
+    def body() -> None:
+        with interruptible():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [before]
