@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from typing import Any
 
+from cli.local import signals
 from cli.local.topology import add_system_flags, topology_of
 from cli.output import say, show, show_json, table
 from runtime.errors import ExitCode
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
             show("stop      Ctrl-C")
         try:
             while not stop.wait(_LOOK_S):
+                signals.check()
                 system.check()
         except KeyboardInterrupt:
             say("\ndraining")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.errors import CommandError, usage
 from cli.golden import Case, Comparison, Golden, Verdict, load_golden
+from cli.local import signals
 from cli.local.topology import Topology, add_rank_flags, check_extras, topology_of
 from cli.output import plural, say, show, show_json
 from runtime.clock import SystemClock
@@ -143,7 +144,7 @@ def _system(
     topology = dataclasses.replace(topology, kv_quantisers=golden.kv_quantisers)
     try:
         with running_system(topology, start_timeout_s=options.timeout) as system:
-            return asyncio.run(
+            return signals.run(
                 _replay(system.address, golden.cases, concurrency, options.timeout, on_done)
             )
     except StartLate as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import CommandError
+from cli.local import signals
 from cli.local.children import Child
 from cli.local.topology import Topology
 from cli.output import plural, say
@@ -216,6 +217,7 @@ class System:
     ) -> None:
         deadline = self._clock.now() + limit_s
         while not condition():
+            signals.check()
             self.check()
             if self._clock.now() > deadline:
                 tails = "\n".join(
@@ -242,6 +244,7 @@ def running_system(topology: Topology, *, start_timeout_s: float = 180.0) -> Ite
             say(f"starting {topology}")
             system.start(cleanup)
             yield system
+            signals.check()
             system.check()
         except BaseException as error:
             if not isinstance(error, KeyboardInterrupt):

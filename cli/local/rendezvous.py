@@ -1,43 +1,64 @@
 """How `disagg generate` finds the system that `disagg up` started on this machine.
 
-`up` leaves its address in a file of this user while it runs. The file is a convenience, no
-registry: with two systems up the last one started is found, and --address reaches either.
+`up` leaves its address in a file of this user while it runs, one file per system. The files are a
+convenience, no registry: the newest system that still runs is found, and --address reaches any.
+A system holds a lock on its file, which the kernel takes back however the system ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from runtime.clock import SystemClock
 
 
 @contextmanager
 def announced(address: str) -> Iterator[None]:
     """Leaves the address while the body runs."""
-    path = _path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    content = json.dumps({"address": address, "pid": os.getpid()})
-    path.write_text(content, encoding="utf-8")
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if path.read_text(encoding="utf-8") == content:  # not that of a later system
+    directory = _directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / f"up-{uuid.uuid4().hex}.json"
+    draft = path.with_suffix(".draft")
+    content = {"address": address, "pid": os.getpid(), "started": SystemClock().wall()}
+    with draft.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(content))
+        file.flush()
+        draft.rename(path)  # complete and locked from the first moment it can be found
+        try:
+            yield
+        finally:
+            with suppress(OSError):
                 path.unlink()
 
 
 def find() -> str | None:
-    """The address that was left last; None if there is none, or its system was killed."""
+    """The address of the newest running system; None if none runs."""
+    found = [record for path in _directory().glob("up-*.json") if (record := _read(path))]
+    return max(found)[1] if found else None
+
+
+def _read(path: Path) -> tuple[float, str] | None:
+    """Start and address of a running system; removes the file of one that was killed."""
     try:
-        left = json.loads(_path().read_text(encoding="utf-8"))
-        os.kill(int(left["pid"]), 0)  # raises if there is no such process
-        return str(left["address"])
+        with path.open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                left = json.load(file)
+                return float(left["started"]), str(left["address"])
+        path.unlink()
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        pass  # it went away meanwhile, or is nothing of ours
+    return None
 
 
-def _path() -> Path:
-    return Path(tempfile.gettempdir()) / f"disagg-{os.getuid()}" / "up.json"
+def _directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"disagg-{os.getuid()}"

@@ -22,7 +22,7 @@ MODEL = str(Path(__file__).parents[3] / "models" / "tiny-v4")
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSystem:
-    monkeypatch.setattr(rendezvous, "_path", lambda: tmp_path / "x" / "up.json")
+    monkeypatch.setattr(rendezvous, "_directory", lambda: tmp_path / "x")
     monkeypatch.setattr(up, "_LOOK_S", 0.01)
     return install(monkeypatch, FakeSystem())
 

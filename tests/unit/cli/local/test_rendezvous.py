@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,36 +14,63 @@ from cli.local import rendezvous
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "disagg-0" / "up.json"
-    monkeypatch.setattr(rendezvous, "_path", lambda: path)
-    return path
+    directory = tmp_path / "disagg-0"
+    monkeypatch.setattr(rendezvous, "_directory", lambda: directory)
+    return directory
 
 
 def test_an_address_is_found_while_its_system_runs(place: Path) -> None:
     assert rendezvous.find() is None
     with rendezvous.announced("h:1"):
         assert rendezvous.find() == "h:1"
-        assert place.parent.stat().st_mode & 0o077 == 0
+        assert rendezvous.find() == "h:1"
+        assert place.stat().st_mode & 0o077 == 0
     assert rendezvous.find() is None
+    assert list(place.iterdir()) == []
 
 
-def test_the_last_system_is_found_and_not_removed_by_an_earlier_one() -> None:
+def test_the_newest_running_system_is_found() -> None:
     with rendezvous.announced("h:1"):
         with rendezvous.announced("h:2"):
             assert rendezvous.find() == "h:2"
-        assert rendezvous.find() is None
+        assert rendezvous.find() == "h:1"
 
 
-def test_an_earlier_end_leaves_a_later_system_alone(place: Path) -> None:
+def test_an_earlier_end_leaves_a_later_system_alone() -> None:
+    first, second = rendezvous.announced("h:1"), rendezvous.announced("h:2")
+    first.__enter__()
+    with second:
+        first.__exit__(None, None, None)
+        assert rendezvous.find() == "h:2"
+
+
+@pytest.mark.medium
+def test_a_killed_system_is_not_found_and_its_file_goes(place: Path) -> None:
+    program = (
+        "import pathlib, sys; from cli.local import rendezvous;"
+        f"rendezvous._directory = lambda: pathlib.Path({str(place)!r});"
+        "context = rendezvous.announced('h:1'); context.__enter__();"
+        "print('up', flush=True); sys.stdin.read()"
+    )
+    root = Path(__file__).parents[4]
+    paths = [str(root), str(root / "proto")]
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}; {program}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert rendezvous.find() == "h:1"
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    assert rendezvous.find() is None
+    assert list(place.iterdir()) == []
+
+
+def test_what_is_not_a_record_is_passed_over(place: Path) -> None:
+    place.mkdir()
+    (place / "up-1.json").mkdir()
+    (place / "other.json").write_text("nonsense")
     with rendezvous.announced("h:1"):
-        later = f'{{"address": "h:2", "pid": {os.getpid()}}}'
-        place.write_text(later)
-    assert rendezvous.find() == "h:2"
-
-
-def test_a_killed_system_is_not_found(place: Path) -> None:
-    place.parent.mkdir()
-    place.write_text('{"address": "h:1", "pid": 4194303}')
-    assert rendezvous.find() is None
-    place.write_text("nonsense")
-    assert rendezvous.find() is None
+        assert rendezvous.find() == "h:1"

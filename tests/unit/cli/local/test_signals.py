@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 
+from cli.local import signals
 from cli.local.signals import interruptible
 
 
@@ -32,6 +35,38 @@ def test_an_ignored_interrupt_is_heard_again() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_lost_interrupt_is_noticed_later() -> None:
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signals.check()
+        with suppress(KeyboardInterrupt):  # as a callback in C would lose it
+            receive(signal.SIGTERM)
+        signals.check()
+    signals.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_coroutine_is_cancelled(number: int) -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+            await asyncio.sleep(5)
+        finally:
+            ended.append("in order")
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signals.run(wait())
+    assert ended == ["in order"]
+
+
+def test_a_coroutine_of_a_plain_process() -> None:
+    async def answer() -> int:
+        return 7
+
+    assert signals.run(answer()) == 7
 
 
 def test_other_threads_leave_signals_alone() -> None:
