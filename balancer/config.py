@@ -79,7 +79,7 @@ class LimitSettings(Settings):
     reserve_s: float = setting(5.0, help="seconds a reservation may take", gt=0)
     slot_wait_s: float = setting(60.0, help="seconds to wait while decode is full", ge=0)
     recovery_wait_s: float = setting(
-        10.0, help="seconds a repeated attempt waits for members to come back", ge=0
+        10.0, help="seconds a request waits for members or the store to come back", ge=0
     )
     prefill_retries: int = setting(1, help="repetitions after a failed prefill", ge=0)
     decode_retries: int = setting(2, help="repetitions after a failed decode", ge=0)

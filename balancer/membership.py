@@ -113,6 +113,8 @@ class _Entry:
     foreign_requests: int = 0
     foreign_tokens: int = 0
     suspect_until: float = float("-inf")
+    suspect_for_s: float = 0.0
+    is_probed: bool = False
     suspect_cause: str = ""
     ordered_drain: bool = False
     work: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -193,7 +195,30 @@ class Membership:
         if entry := self._entries.get(member_id):
             self._suspected += 1
             entry.suspect_until = max(entry.suspect_until, now + for_s)
+            entry.suspect_for_s = for_s
             entry.suspect_cause = cause
+            entry.is_probed = False
+
+    def probe(self, member_id: str, now: float) -> None:
+        """A request goes to this member; after a suspicion, it is the one that tries it out.
+
+        Others are kept from it for as long again, or until `absolve`.
+        """
+        entry = self._entries.get(member_id)
+        if entry is not None and entry.suspect_for_s and now >= entry.suspect_until:
+            entry.suspect_until = now + entry.suspect_for_s
+            entry.is_probed = True
+
+    def absolve(self, member_id: str) -> bool:
+        """Ends the suspicion of a member that is tried out; returns whether there was one.
+
+        A member that is not tried out yet stays suspect: what it began before goes on there, too.
+        """
+        entry = self._entries.get(member_id)
+        if entry is None or not entry.is_probed:
+            return False
+        entry.suspect_until, entry.suspect_for_s, entry.is_probed = float("-inf"), 0.0, False
+        return True
 
     def order_drain(self, member_id: str, drain: bool = True) -> bool:
         """Asks a member to drain with its next heartbeat; returns whether it is known."""

@@ -19,11 +19,11 @@ from contextlib import aclosing, contextmanager
 from typing import Protocol, TypeVar
 
 from balancer.journey.cleanup import CleanUps
-from balancer.journey.failures import final_error, newest_attempt, remedy_for
+from balancer.journey.failures import Remedy, final_error, newest_attempt, remedy_for
 from balancer.journey.gate import Gate
 from balancer.journey.placement import Placer
 from balancer.journey.request import Final, FinishReason, Request, Usage
-from balancer.journey.retry import Leg, RequestRetries, RetryBudget, backoff_s
+from balancer.journey.retry import Leg, Outage, RequestRetries, RetryBudget, backoff_s
 from balancer.journey.running import RequestCancelled, RunningRequests, deadline_passed
 from balancer.journey.state import Emit, Journey, Limits, Pair
 from balancer.journey.transcript import StreamBroken, Transcript
@@ -203,6 +203,8 @@ class Pipeline:
                         timing.fetch_us = event.fetch_us
                         timing.fetched_bytes += event.fetched_bytes
                     case Tokens():
+                        # The first token of a prefill does not count: each attempt has one.
+                        journey.outage.end()
                         await self._relay(journey, event)
                         if journey.transcript.is_finished:
                             timing.decode_us = _micros(self._clock.now() - resumed_at)
@@ -236,17 +238,8 @@ class Pipeline:
         if remedy is not None and remedy.suspects_member:
             self._members.suspect(journey.member_id, str(error), now, limits.suspect_s)
         newest = newest_attempt(error)
-        is_first_contact = journey.attempt == 1 and not journey.transcript.seq
-        if newest > journey.attempt and not is_first_contact:
-            raise error  # somebody else took this request over from us
-        if (
-            remedy is None
-            or not (
-                (newest and journey.retries.try_take_over())
-                or journey.retries.try_spend(journey.leg)
-            )
-            or not self._budget.try_spend(remedy.cause, now)
-        ):
+        # The request is ours as long as its caller is: whoever took its number is overtaken.
+        if remedy is None or not self._may_go_on(journey, remedy, newest, now):
             raise final_error(
                 error, seq=journey.transcript.seq, attempts=journey.attempt
             ) from error
@@ -273,6 +266,18 @@ class Pipeline:
                 max_s=limits.backoff_max_s,
             )
         )
+
+    def _may_go_on(self, journey: Journey, remedy: Remedy, newest: int, now: float) -> bool:
+        """Takes what another attempt costs; nothing while it waits for something to come back."""
+        if remedy.is_outage:
+            # A reservation takes nobody down, nor does a request take down the store.
+            is_harmless = journey.leg is Leg.RESERVE or not remedy.suspects_member
+            peer = "" if is_harmless else f"{journey.leg.value} {journey.group_id}"
+            if journey.outage.covers(peer, now):
+                return True
+        if newest and journey.retries.try_take_over():
+            return self._budget.try_spend(remedy.cause, now)
+        return journey.retries.try_spend(journey.leg) and self._budget.try_spend(remedy.cause, now)
 
     @contextmanager
     def _dropped_unless_finished(self, journey: Journey, ticket: Ticket) -> Iterator[None]:
@@ -306,6 +311,7 @@ class Pipeline:
                         f"{limit_s:.1f} s",
                         reason=Reason.PEER_GONE,
                     ) from error
+                self._placer.absolve(journey.member_id)
                 yield event
 
     def _silence_limit_s(self, journey: Journey) -> tuple[float, bool]:
@@ -330,7 +336,13 @@ class Pipeline:
         retries = RequestRetries(
             prefill=self._limits.prefill_retries, decode=self._limits.decode_retries
         )
-        return Journey(request=request, transcript=transcript, emit=emit, retries=retries)
+        return Journey(
+            request=request,
+            transcript=transcript,
+            emit=emit,
+            retries=retries,
+            outage=Outage(self._limits.recovery_wait_s),
+        )
 
     def _arrive(self, journey: Journey) -> Final:
         transcript = journey.transcript

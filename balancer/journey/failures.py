@@ -1,8 +1,9 @@
 """What a failed leg means: one table from the reason of an error to what the pipeline may do.
 
-Pure. A row says under which cause a retry is counted, whether the member that failed is kept from
-new work for a while, whether this request avoids it for good, and whether the next attempt may read
-stored prefixes. A reason without a row is final.
+Pure. A row says under which cause a retry is counted, whether something is only down and worth
+waiting for, whether the member that failed is kept from new work for a while, whether this request
+avoids it for good, and whether the next attempt may read stored prefixes. A reason without a row is
+final.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, Role
 from balancer.routing.base import Placement
 from runtime.errors import (
+    AlreadyRunning,
     Bug,
     DisaggError,
     InvalidRequest,
@@ -28,6 +30,7 @@ class Remedy:
     """How to go on after a failure."""
 
     cause: str
+    is_outage: bool = False
     suspects_member: bool = False
     avoids_member: bool = False
     bypasses_prefix: bool = False
@@ -39,10 +42,10 @@ _REMEDIES: dict[Reason, Remedy] = {
     Reason.BLOCK_EVICTED: Remedy(cause="evicted"),
     Reason.LEASE_LOST: Remedy(cause="lease_lost"),
     Reason.STALE_ATTEMPT: Remedy(cause="stale_attempt"),
-    Reason.PEER_GONE: Remedy(cause="peer_gone", suspects_member=True),
-    Reason.DRAINING: Remedy(cause="draining", suspects_member=True),
+    Reason.PEER_GONE: Remedy(cause="peer_gone", is_outage=True, suspects_member=True),
+    Reason.DRAINING: Remedy(cause="draining", is_outage=True, suspects_member=True),
     # The store is nobody's fault; it may be back before the deadline.
-    Reason.STORE_DOWN: Remedy(cause="store_down"),
+    Reason.STORE_DOWN: Remedy(cause="store_down", is_outage=True),
     Reason.STREAM_INTERRUPTED: Remedy(cause="interrupted", suspects_member=True),
     Reason.QUEUE_FULL: Remedy(cause="overload", avoids_member=True),
     Reason.POOL_FULL: Remedy(cause="overload", avoids_member=True),
@@ -73,7 +76,8 @@ def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -
     """The error a caller gets when nothing more is tried.
 
     After the first token a failure of ours is a stream that can be resumed; before it, and for
-    errors that are the request's own, it is what it was.
+    errors that are the request's own, it is what it was. An attempt that was overtaken again and
+    again means that another call uses the id.
     """
     is_ours = remedy_for(error) is not None
     if isinstance(error, StreamBroken):
@@ -85,6 +89,12 @@ def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -
             reason=Reason.STREAM_INTERRUPTED,
             metadata={"last_seq": str(seq), "cause": error.reason},
             retry_after_s=error.retry_after_s or 0.0,
+        )
+    if error.reason is Reason.STALE_ATTEMPT:
+        return AlreadyRunning(
+            f"request_id: another call uses it as well ({error.message}); wait for the end of that "
+            "call, cancel it, or choose another id",
+            reason=Reason.DUPLICATE_REQUEST,
         )
     return error
 

@@ -69,6 +69,11 @@ class Placer:
         """Wakes requests that wait for room or for a member; cheap, any number of times."""
         self._room.set()
 
+    def absolve(self, member_id: str) -> None:
+        """A member gave a sign of life; those who waited for it may come."""
+        if self._members.absolve(member_id):
+            self.look_again()
+
     @asynccontextmanager
     async def reserved(self, journey: Journey) -> AsyncIterator[Pair]:
         """A pair with a slot on its decode member; the slot goes back unless it was used up."""
@@ -93,7 +98,8 @@ class Placer:
 
     async def _find_pair(self, journey: Journey) -> Pair:
         """Chooses until a decode member grants a slot; waits, within bounds, for room."""
-        started_at = self._clock.now()
+        # What a repeated attempt waits for went away before the search began.
+        started_at = self._clock.now() if journey.outage.since is None else journey.outage.since
         full: set[str] = set()
         while True:
             self._room.clear()
@@ -145,15 +151,20 @@ class Placer:
             prefill.member_id, journey.work_id, len(request.token_ids) + journey.transcript.seq
         )
         self._members.assign(decode.member_id, journey.work_id, num_tokens)
-        remaining_s = request.deadline - self._clock.now()
+        now = self._clock.now()
+        for member in (prefill, decode):
+            self._members.probe(member.member_id, now)
+        remaining_s = request.deadline - now
         timeout_s = hop_timeout_s(remaining_s, self._limits.reserve_s)
         credit_id: str | None = None
         try:
             credit_id = await self._peers.reserve(
                 decode, request.request_id, num_tokens, timeout_s=timeout_s
             )
+            self.absolve(decode.member_id)
         except Overloaded:
             self._count("full")
+            self.absolve(decode.member_id)
         except TooLate as error:
             raise Unavailable(
                 f"decode member {decode.member_id} did not answer a reservation in {timeout_s:.1f}"

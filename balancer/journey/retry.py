@@ -3,6 +3,9 @@
 Three bounds hold at once: per request by the leg that failed (prefill, decode), and per minute over
 all requests, so that a sick cluster is not drowned in its own retries. Every retry is counted under
 its cause.
+
+What is merely down and may come back is waited for instead, with growing pauses and for a bounded
+time: as long as an outage lasts, trying again costs none of the retries.
 """
 
 from __future__ import annotations
@@ -73,6 +76,38 @@ class RequestRetries:
             return self.prefill >= 0
         self.decode -= 1
         return self.decode >= 0
+
+
+class Outage:
+    """What this request waits for to come back, from the first failure to the next progress.
+
+    Args:
+        window_s: How long after the first failure trying again costs nothing.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._lost: set[str] = set()
+        self.since: float | None = None
+
+    def covers(self, peer: str, now: float) -> bool:
+        """Whether trying again after this failure is part of waiting, and so costs no retry.
+
+        Args:
+            peer: Whom the request was lost with. It may be what took that peer down, so that the
+                first loss of each peer costs a retry; empty if it cannot be.
+            now: Monotonic seconds.
+        """
+        if self.since is None:
+            self.since = now
+        is_known = not peer or peer in self._lost
+        self._lost.add(peer)
+        return is_known and now - self.since < self._window_s
+
+    def end(self) -> None:
+        """The request got on."""
+        self.since = None
+        self._lost.clear()
 
 
 def backoff_s(request_id: str, attempt: int, *, first_s: float, max_s: float) -> float:

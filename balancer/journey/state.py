@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from balancer.journey.request import Delta, Request, Timing
-from balancer.journey.retry import Leg, RequestRetries
+from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.transcript import Transcript
 from balancer.membership import Member
 from balancer.remote.peers import LegCall
@@ -26,7 +26,7 @@ class Limits:
         progress_gap_s: Between two signs of life of a leg.
         reserve_s: For the answer to a reservation.
         slot_wait_s: Waiting while every decode member is full.
-        recovery_wait_s: Waiting, before a repeated attempt, for members to come back.
+        recovery_wait_s: Waiting, before a repeated attempt, for members or the store to come back.
         prefill_retries: Repetitions after a prefill failed.
         decode_retries: Repetitions after a reservation or a decode failed.
         suspect_s: How long a member that vanished gets no new work.
@@ -43,7 +43,7 @@ class Limits:
     decode_retries: int = 2
     suspect_s: float = 2.0
     backoff_first_s: float = 0.05
-    backoff_max_s: float = 0.5
+    backoff_max_s: float = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +53,8 @@ class Journey:
     Attributes:
         leg: Part of the attempt that is on.
         member_id: The member that works on it.
+        group_id: Its group.
+        outage: What is waited for.
         bypass_prefix: Stored prefixes are not to be trusted for this request.
         avoid: Members this request should not meet again.
     """
@@ -61,9 +63,11 @@ class Journey:
     transcript: Transcript
     emit: Emit
     retries: RequestRetries
+    outage: Outage
     attempt: int = 1
     leg: Leg = Leg.RESERVE
     member_id: str = ""
+    group_id: str = ""
     bypass_prefix: bool = False
     avoid: set[str] = field(default_factory=set)
     cached_tokens: int = 0
@@ -94,7 +98,7 @@ class Journey:
 
     def enter(self, leg: Leg, member: Member) -> None:
         """From now on this member works on this leg."""
-        self.leg, self.member_id = leg, member.member_id
+        self.leg, self.member_id, self.group_id = leg, member.member_id, member.group_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,7 @@ class Member:
     credits: set[str] = field(default_factory=set)
     capacity: int = 1 << 30
     refuse: DisaggError | None = None
+    refusals: deque[DisaggError] = field(default_factory=deque)
     fingerprint: bytes = FINGERPRINT
     address: str = ""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -216,8 +217,9 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         self, request: decode_pb2.ReserveSlotRequest, context: grpc.aio.ServicerContext
     ) -> decode_pb2.ReserveSlotResponse:
         member = self._member
-        if member.refuse is not None:
-            await context.abort_with_status(to_status(member.refuse))
+        refusal = member.refusals.popleft() if member.refusals else member.refuse
+        if refusal is not None:
+            await context.abort_with_status(to_status(refusal))
         if len(member.credits) >= member.capacity:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
         self._num_credits += 1

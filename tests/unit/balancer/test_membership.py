@@ -109,6 +109,26 @@ def test_suspicion_passes_by_itself() -> None:
     members.suspect("nobody", "gone", now=1.0, for_s=2.0)
 
 
+def test_after_suspicion_one_request_tries_until_there_is_a_sign_of_life() -> None:
+    members = make()
+    members.observe(member(), now=0.0)
+    members.probe("d0", now=0.0)  # not under suspicion: nothing changes
+    assert members.views(0.0)[0].exclusion is None
+    members.suspect("d0", "gone", now=0.0, for_s=2.0)
+    assert members.views(2.0)[0].exclusion is None
+    members.probe("d0", now=2.0)
+    assert members.views(3.9)[0].exclusion is ExclusionCause.SUSPECT
+    assert members.views(4.0)[0].exclusion is None  # it never came back: the next one tries
+    members.probe("d0", now=4.0)
+    assert members.absolve("d0")
+    assert members.views(4.0)[0].exclusion is None
+    members.probe("d0", now=4.0)
+    assert members.views(4.0)[0].exclusion is None
+    assert not members.absolve("d0")
+    members.probe("nobody", now=4.0)
+    assert not members.absolve("nobody")
+
+
 def test_an_ordered_drain_is_passed_on_and_taken_back() -> None:
     members = make()
     members.observe(member(), now=0.0)

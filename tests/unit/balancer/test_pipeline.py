@@ -175,17 +175,68 @@ async def test_an_id_that_was_used_before_takes_over_at_once() -> None:
         assert messages[-1].attempt == 5
 
 
-async def test_a_request_that_somebody_took_over_is_left_to_them() -> None:
+def _stale(newest: int) -> Script:
+    error = Conflict(
+        f"{newest} is newer", reason=Reason.STALE_ATTEMPT, metadata={"newest_attempt": str(newest)}
+    )
+    return Script(error=error, after_tokens=1)
+
+
+async def test_a_running_request_goes_on_above_the_newest_attempt() -> None:
     async with front_door(**QUICK) as door:
-        stale = Conflict(
-            "2 is newer", reason=Reason.STALE_ATTEMPT, metadata={"newest_attempt": "2"}
-        )
-        door.decodes[0].scripts.append(Script(error=stale, after_tokens=1))
-        error = await door.generate()
-        assert isinstance(error, Conflict)
-        assert error.reason is Reason.STALE_ATTEMPT
-        assert len(door.prefills[0].calls) == 1
+        door.decodes[0].scripts += [_stale(2), _stale(7)]
+        messages = await door.generate(sampling={"max_tokens": 9})
+        assert tokens_of(messages) == answer(PROMPT, 9)
+        assert [call.attempt for call in door.prefills[0].calls] == [1, 3, 8]
+        assert door.metric("disagg_redispatch_total", stage="decode", reason="stale_attempt") == 2
         await door.settle()
+
+
+async def test_a_request_that_is_always_overtaken_ends_with_the_way_out() -> None:
+    async with front_door(**QUICK) as door:
+        door.decodes[0].scripts.extend(_stale(10 * number) for number in range(1, 9))
+        error = await door.generate(sampling={"max_tokens": 20})
+        assert isinstance(error, Unavailable)
+        assert error.reason is Reason.STREAM_INTERRUPTED
+        assert error.metadata["last_seq"] == "8"
+        await door.settle()
+        door.prefills[0].scripts.extend(
+            Script(error=_stale(10 * number).error) for number in range(10, 19)
+        )
+        error = await door.generate("r2")
+        assert isinstance(error, AlreadyRunning)
+        assert error.reason is Reason.DUPLICATE_REQUEST
+        assert "choose another id" in error.message
+
+
+async def test_a_store_that_is_away_for_a_while_costs_no_request() -> None:
+    async with front_door(limits={"recovery_wait_s": 10.0, "retries_per_minute": 0}) as door:
+        down = Script(error=Unavailable("no", reason=Reason.STORE_DOWN))
+        door.prefills[0].scripts.extend([down] * 3)
+        door.decodes[0].scripts.extend([down] * 3)
+        messages = await door.generate()
+        assert tokens_of(messages) == answer(PROMPT, 6)
+        assert len(door.prefills[0].calls) == 7
+
+
+async def test_a_store_that_stays_away_ends_the_wait() -> None:
+    async with front_door(limits={"recovery_wait_s": 0.3}) as door:
+        down = Script(error=Unavailable("no", reason=Reason.STORE_DOWN))
+        door.prefills[0].scripts.extend([down] * 99)
+        error = await door.generate()
+        assert isinstance(error, Unavailable)
+        assert error.reason is Reason.STORE_DOWN
+        assert 3 <= len(door.prefills[0].calls) <= 12  # it waits longer and longer
+
+
+async def test_the_only_decode_may_be_away_for_a_while() -> None:
+    limits = {"suspect_s": 0.05, "recovery_wait_s": 10.0, "retries_per_minute": 3}
+    async with front_door(limits=limits) as door:
+        door.decodes[0].scripts.extend([Script(error=Unavailable("gone"))] * 3)
+        door.decodes[0].refusals.extend([Unavailable("refused")] * 6)
+        reading = [asyncio.create_task(door.generate(f"r{number}")) for number in range(3)]
+        for messages in await asyncio.gather(*reading):
+            assert tokens_of(messages) == answer(PROMPT, 6)
 
 
 async def test_a_member_that_vanished_is_left_alone_for_a_while() -> None:

@@ -9,7 +9,16 @@ from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, MemberView
 from balancer.routing.base import PlacementRequest
 from balancer.routing.policies import make_policy
-from runtime.errors import CLASS_OF_REASON, Bug, Conflict, Corrupt, Reason, TooLate, Unavailable
+from runtime.errors import (
+    CLASS_OF_REASON,
+    AlreadyRunning,
+    Bug,
+    Conflict,
+    Corrupt,
+    Reason,
+    TooLate,
+    Unavailable,
+)
 from tests.fakes.memberships import prefill, view
 
 FINAL = {
@@ -110,3 +119,21 @@ def test_the_missing_half_of_a_pair_is_named() -> None:
     assert reason_of(prefill(), view(max_model_len=99)) is Reason.PROMPT_TOO_LONG
     assert reason_of(prefill(max_model_len=99), view()) is Reason.PROMPT_TOO_LONG
     assert reason_of(prefill(), view(kv_capacity_tokens=64)) is Reason.PROMPT_TOO_LONG
+
+
+def test_who_is_always_overtaken_is_told_that_the_id_is_in_use() -> None:
+    error = Conflict("attempt 3 is stale", reason=Reason.STALE_ATTEMPT)
+    final = final_error(error, seq=0, attempts=3)
+    assert isinstance(final, AlreadyRunning)
+    assert final.reason is Reason.DUPLICATE_REQUEST
+    assert "attempt 3 is stale" in final.message
+    assert final_error(error, seq=4, attempts=3).reason is Reason.STREAM_INTERRUPTED
+
+
+def test_only_what_comes_back_by_itself_is_waited_for() -> None:
+    waited_for = {
+        reason
+        for reason in Reason
+        if (remedy := remedy_for(CLASS_OF_REASON[reason]("x", reason=reason))) and remedy.is_outage
+    }
+    assert waited_for == {Reason.PEER_GONE, Reason.DRAINING, Reason.STORE_DOWN}

@@ -11,7 +11,7 @@ from balancer.decisions import DecisionRing, re_execute
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.placement import Placer
 from balancer.journey.request import Delta, FinishReason, Request, Sampling
-from balancer.journey.retry import Leg, RequestRetries
+from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.state import Journey, Limits
 from balancer.journey.transcript import Transcript
 from balancer.membership import Member, Membership, Role
@@ -85,6 +85,7 @@ class Bench:
             transcript=Transcript(last_seq=0, text=NoText()),
             emit=emit,
             retries=RequestRetries(prefill=1, decode=1),
+            outage=Outage(10.0),
             attempt=attempt,
         )
 
@@ -204,3 +205,37 @@ async def test_a_request_that_never_fits_does_not_wait() -> None:
         with pytest.raises(InvalidRequest, match="send a shorter prompt"):
             async with bench.placer.reserved(bench.journey(max_tokens=4000)):
                 pytest.fail("it does not fit")
+
+
+async def test_a_member_under_suspicion_is_tried_by_one_request_at_a_time() -> None:
+    slots = Slots()
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(slots, cleanups, recovery_wait_s=0.0)
+        for name in ("d0", "d1"):
+            bench.members.suspect(name, "gone", 0.0, 2.0)
+        bench.clock.advance(2.0)
+        slots.error = Unavailable("refused")
+        for name in ("d0", "d1"):
+            with pytest.raises(Unavailable, match="refused"):
+                async with bench.placer.reserved(bench.journey()):
+                    pytest.fail("no slot was granted")
+            assert slots.asked[-1] == name
+        with pytest.raises(Unavailable, match="no decode member is ready"):
+            async with bench.placer.reserved(bench.journey()):
+                pytest.fail("both were tried a moment ago")
+        slots.error = None
+        bench.clock.advance(2.0)
+        for _ in range(2):
+            async with bench.placer.reserved(bench.journey()) as pair:
+                assert pair.decode.member_id in {"d0", "d1"}
+
+
+async def test_the_search_of_a_repeated_attempt_ends_with_its_outage() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups, recovery_wait_s=10.0)
+        journey = bench.journey(attempt=2)
+        journey.outage.covers("", -10.0)
+        bench.members.sweep(61.0)
+        with pytest.raises(Unavailable, match="is ready"):
+            async with asyncio.timeout(5), bench.placer.reserved(journey):
+                pytest.fail("nobody is there")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balancer.journey.retry import Leg, RequestRetries, RetryBudget, backoff_s
+from balancer.journey.retry import Leg, Outage, RequestRetries, RetryBudget, backoff_s
 
 
 def test_the_minutes_budget_runs_out_and_comes_back() -> None:
@@ -46,3 +46,28 @@ def test_pauses_double_within_bounds_and_repeat_exactly() -> None:
     assert pauses[1] == 2 * pauses[0]
     assert pauses[4] == pauses[5]
     assert len({backoff_s(f"r{i}", 2, first_s=0.1, max_s=0.5) for i in range(20)}) > 10
+
+
+def test_waiting_for_what_is_down_costs_nothing_until_the_window_closes() -> None:
+    outage = Outage(window_s=10.0)
+    assert outage.since is None
+    assert all(outage.covers("", now) for now in (5.0, 6.0, 14.9))
+    assert outage.since == 5.0
+    assert not outage.covers("", 15.0)
+
+
+def test_a_peer_that_was_lost_costs_once() -> None:
+    outage = Outage(window_s=10.0)
+    # The first time the request may be the reason; a second peer as well.
+    assert [outage.covers("prefill p", 0.0), outage.covers("prefill p", 1.0)] == [False, True]
+    assert [outage.covers("prefill q", 2.0), outage.covers("prefill q", 3.0)] == [False, True]
+    assert not outage.covers("prefill p", 10.0)
+
+
+def test_an_outage_ends_with_the_first_progress() -> None:
+    outage = Outage(window_s=10.0)
+    outage.covers("prefill p", 0.0)
+    outage.end()
+    assert outage.since is None
+    assert not outage.covers("prefill p", 20.0)
+    assert outage.since == 20.0

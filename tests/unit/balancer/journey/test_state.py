@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from balancer.journey.request import Delta, Request, Sampling
-from balancer.journey.retry import Leg, RequestRetries
+from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.state import Journey, Limits
 from balancer.journey.transcript import Transcript
 from tests.fakes.memberships import member
@@ -34,6 +34,7 @@ def test_prefill_gets_all_tokens_and_decode_those_with_kv() -> None:
         transcript=Transcript(last_seq=0, text=NoText()),
         emit=emit,
         retries=RequestRetries(prefill=1, decode=1),
+        outage=Outage(10.0),
     )
     journey.transcript.begin(1)
     call = journey.prefill_call()
