@@ -6,13 +6,20 @@ in its name. Cross-field rules are checked once, in `KvStoreConfig`, and name bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvstore.errors import StoreUrlError
 from kvstore.keys import MAX_SEGMENT_BYTES
 
 SCHEMES = ("memory", "unix", "file", "redis", "rediss", "redis+cluster", "rediss+cluster")
+_FILE_SETTINGS = (
+    "password_file",
+    "tls_ca_file",
+    "tls_cert_file",
+    "tls_key_file",
+    "integrity_key_file",
+)
 INTEGRITIES = ("xxh3", "blake3-keyed")
 
 
@@ -110,6 +117,8 @@ class StoreUrl:
     database: int = 0
     username: str = ""
     password: str = field(default="", repr=False)
+    files: tuple[tuple[str, str], ...] = ()
+    """Settings of `KvStoreConfig` that name files, from the query of the URL."""
 
     @property
     def address(self) -> str:
@@ -128,6 +137,9 @@ def parse_url(url: str) -> StoreUrl:
     `redis://[user:password@]host[:port][/N]`, `rediss://...` (TLS), and `redis+cluster://...` or
     `rediss+cluster://...` with any node of a cluster.
 
+    Every form takes `?password_file=PATH`, `tls_ca_file`, `tls_cert_file`, `tls_key_file` and
+    `integrity_key_file`, joined by `&`, so that one URL says all that a part has to know.
+
     Raises:
         StoreUrlError: Unknown scheme, missing host or path, bad port or database.
     """
@@ -137,23 +149,24 @@ def parse_url(url: str) -> StoreUrl:
             f"store URL has scheme {parts.scheme!r}, known are {', '.join(SCHEMES)}; "
             "for example unix:///run/valkey.sock or redis://127.0.0.1:6379"
         )
+    files, number = _query(parts.query)
     if parts.scheme == "memory":
-        return StoreUrl(scheme="memory")
+        return StoreUrl(scheme="memory", files=files)
     if parts.scheme == "file":
         if parts.netloc or not parts.path.strip("/"):
             raise StoreUrlError("store URL file: needs an absolute path; write file:///directory")
-        return StoreUrl(scheme="file", path=unquote(parts.path))
+        return StoreUrl(scheme="file", path=unquote(parts.path), files=files)
     username, password = unquote(parts.username or ""), unquote(parts.password or "")
     if parts.scheme == "unix":
         if not parts.path or parts.path == "/":
             raise StoreUrlError("store URL unix:// has no path; write unix:///path/to/socket")
-        number = parts.query.removeprefix("db=") if parts.query else "0"
         return StoreUrl(
             scheme="unix",
             path=unquote(parts.path),
             database=_database(number),
             username=username,
             password=password,
+            files=files,
         )
     try:
         port = parts.port or 6379
@@ -165,10 +178,41 @@ def parse_url(url: str) -> StoreUrl:
         scheme=parts.scheme,
         host=parts.hostname,
         port=port,
-        database=_database(parts.path.strip("/") or "0"),
+        database=_database(parts.path.strip("/") or number),
         username=username,
         password=password,
+        files=files,
     )
+
+
+def with_files(config: KvStoreConfig, url: StoreUrl) -> KvStoreConfig:
+    """The settings with the files that a URL names.
+
+    Raises:
+        StoreUrlError: They contradict each other.
+    """
+    files: dict[str, str] = dict(url.files)
+    if "integrity_key_file" in files:
+        files["integrity"] = "blake3-keyed"
+    try:
+        return replace(config, **files)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise StoreUrlError(f"store URL: {error}") from error
+
+
+def _query(query: str) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Files named in a query, and the number of the database in it."""
+    files: list[tuple[str, str]] = []
+    number = "0"
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "db":
+            number = value
+        elif name in _FILE_SETTINGS and value:
+            files.append((name, value))
+        else:
+            known = ", ".join(("db", *_FILE_SETTINGS))
+            raise StoreUrlError(f"store URL says {name}={value!r}, known are {known}")
+    return tuple(files), number
 
 
 def _database(text: str) -> int:

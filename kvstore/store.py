@@ -20,7 +20,8 @@ from kvstore.backends.keyed import KeyedBackend, read_key
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.buffers import new_buffer
-from kvstore.config import KvStoreConfig, StoreUrl, parse_url
+from kvstore.config import KvStoreConfig, StoreUrl, parse_url, with_files
+from kvstore.errors import StoreUrlError
 from kvstore.events.announcer import StoreListener, removals
 from kvstore.handoffs.handoff import Handoffs
 from kvstore.handoffs.leases import JanitorReport, LeaseRecord, classify, sweep
@@ -69,10 +70,14 @@ def open_store(
 def open_backend(url: str, config: KvStoreConfig, clock: Clock) -> Backend:
     """The backend a URL names; several `KvStore` may share one."""
     parsed = parse_url(url)
+    config = with_files(config, parsed)
     backend = _BACKENDS[parsed.scheme](parsed, config, clock)
-    if config.integrity_key_file:
+    if not config.integrity_key_file:
+        return backend
+    try:
         return KeyedBackend(backend, read_key(config.integrity_key_file))
-    return backend
+    except ValueError as error:
+        raise StoreUrlError(str(error)) from error
 
 
 def _memory(_url: StoreUrl, _config: KvStoreConfig, clock: Clock) -> MemoryBackend:

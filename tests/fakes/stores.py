@@ -214,6 +214,7 @@ class RawRedis:
 
     def __init__(self, url: str, client: Any = None, **settings: object) -> None:
         self.url = url
+        self.settings = settings
         self.backend: Backend = RedisBackend(parse_url(url), small_config(**settings))
         self.client = client or redis.Redis(unix_socket_path=parse_url(url).path)
 

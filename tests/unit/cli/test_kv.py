@@ -10,6 +10,7 @@ import pytest
 from cli.main import main
 from kvstore import KvStore, embedded
 from kvstore.keys import body_key, lease_key
+from tests.fakes.servers import raw_tls_redis
 from tests.fakes.stores import FINGERPRINT, Prompt, RawRedis, make_store
 
 PROMPT = Prompt("request-1", tuple(range(14)))
@@ -132,3 +133,18 @@ def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be reached" in capsys.readouterr().err
     assert main(["kv", "audit", "--store", "nonsense://x"]) == 2
     assert "scheme" in capsys.readouterr().err
+
+
+def test_a_url_says_all_that_tls_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with raw_tls_redis() as raw:
+        ticket = PROMPT.hand_over(make_store(raw.backend))
+        names = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+        query = "&".join(f"{name}={raw.settings[name]}" for name in names)
+        url = f"{raw.url}?{query}"
+        assert main(["kv", "audit", "--store", url, "--json"]) == 0
+        assert answer(capsys)["handoffs"][0]["handoff_id"] == ticket.handoff_id
+        assert main(["kv", "mutate", "--store", url, "--count", "20"]) == 0
+        capsys.readouterr()
+        # Without the authority the certificate proves nothing.
+        assert main(["kv", "audit", "--store", raw.url]) == 1
+        assert "cannot be reached" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.config import KvStoreConfig, parse_url
+from kvstore.config import KvStoreConfig, parse_url, with_files
 from kvstore.errors import StoreUrlError
 
 
@@ -70,3 +70,23 @@ def test_bad_urls_say_what_is_wrong(url: str) -> None:
     with pytest.raises(StoreUrlError) as caught:
         parse_url(url)
     assert "store URL" in str(caught.value)
+
+
+def test_urls_name_files_that_become_settings() -> None:
+    url = parse_url(
+        "rediss://h:1/2?tls_ca_file=/ca.pem&password_file=/run/secret%20file&integrity_key_file=/k"
+    )
+    assert url.database == 2
+    config = with_files(KvStoreConfig(block_tokens=4), url)
+    assert (config.tls_ca_file, config.password_file) == ("/ca.pem", "/run/secret file")
+    assert (config.integrity, config.integrity_key_file) == ("blake3-keyed", "/k")
+    assert with_files(config, parse_url("redis://h?db=3")) == config
+    assert parse_url("redis://h?db=3").database == 3
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h?tls_ca=/x", "unix:///s?tls_ca_file=", "file:///d?db=x&y", "memory://?pass=1"]
+)
+def test_unknown_words_in_a_query_are_refused(url: str) -> None:
+    with pytest.raises(StoreUrlError, match="known are db, password_file, tls_ca_file"):
+        parse_url(url)

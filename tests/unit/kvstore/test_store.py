@@ -108,3 +108,8 @@ def test_a_lookup_asks_for_states_only_below_the_stored_blocks() -> None:
     store.put_block(long.hashes[0], b"x", attempt=1)
     assert store.lookup(long.hashes).resume_blocks == 0
     assert asked == [100, 100, 1]
+
+
+def test_a_key_file_that_cannot_be_read_is_an_error_of_the_url() -> None:
+    with pytest.raises(StoreUrlError, match="'/none' cannot be read"):
+        open_backend("memory://?integrity_key_file=/none", small_config(), ManualClock())
