@@ -49,6 +49,7 @@ def main() -> int:
         BalancerSettings,
         prog=_PROG,
         description="Front door of the system.",
+        example=f"{_PROG} --model models/tiny-v4 --store redis://127.0.0.1:6379 --port 50051",
         foreign_sections=FOREIGN_SECTIONS,
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "balancer"})

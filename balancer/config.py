@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from balancer.routing.policies import POLICIES
+from runtime.bundled import default_model
 from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
@@ -22,7 +23,7 @@ class ModelSettings(Settings):
     """The model whose text is encoded here; weights are not needed."""
 
     path: Path = setting(
-        Path("models/tiny-v4"),
+        default_model(),
         help="model directory with config.json and the tokenizer files",
         flag="--model",
     )

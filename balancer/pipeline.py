@@ -57,6 +57,10 @@ class Handoffs(Protocol):
         """Drops a hand-off that no decode took over; idempotent."""
         ...
 
+    async def abort_request(self, fingerprint: bytes, request_id: str, attempt: int) -> None:
+        """Drops the hand-offs of an attempt whose ticket may have been lost."""
+        ...
+
 
 class Pipeline:
     """The request's thread of control; belongs to one event loop.
@@ -155,28 +159,35 @@ class Pipeline:
             bypass_prefix=journey.bypass_prefix,
             timeout_s=self._remaining_s(journey),
         )
-        async with aclosing(self._watched(journey, stream)) as events:
-            async for event in events:
-                match event:
-                    case PrefixHit():
-                        timing.prefix_load_us = event.load_us
-                        timing.prefix_bytes += event.num_bytes
-                        if journey.attempt == 1:
-                            prompt_tokens = len(journey.request.token_ids)
-                            journey.cached_tokens = min(event.cached_tokens, prompt_tokens)
-                    case FirstToken():
-                        timing.prefill_queue_us = event.queue_us
-                        timing.prefill_us = event.compute_us
-                        await self._relay(journey, _as_tokens(event, call))
-                        if transcript.is_finished and event.finish_reason is None:
-                            return None  # a stop text: the hand-off is not wanted any more
-                    case Committed():
-                        timing.commit_us = event.commit_us
-                        timing.published_bytes += event.published_bytes
-                        # Read on to the end: a cancelled prefill takes its hand-off back.
-                        committed = event
-                    case _:
-                        pass
+        attempt, has_token, is_over = journey.attempt, False, False
+        try:
+            async with aclosing(self._watched(journey, stream)) as events:
+                async for event in events:
+                    match event:
+                        case PrefixHit():
+                            timing.prefix_load_us = event.load_us
+                            timing.prefix_bytes += event.num_bytes
+                            if journey.attempt == 1:
+                                prompt_tokens = len(journey.request.token_ids)
+                                journey.cached_tokens = min(event.cached_tokens, prompt_tokens)
+                        case FirstToken():
+                            has_token = True
+                            timing.prefill_queue_us = event.queue_us
+                            timing.prefill_us = event.compute_us
+                            await self._relay(journey, _as_tokens(event, call))
+                            if transcript.is_finished and event.finish_reason is None:
+                                return None  # a stop text: the hand-off is not wanted any more
+                        case Committed():
+                            timing.commit_us = event.commit_us
+                            timing.published_bytes += event.published_bytes
+                            # Read on to the end: a cancelled prefill takes its hand-off back.
+                            committed = event
+                        case _:
+                            pass
+            is_over = True
+        finally:
+            if has_token and not is_over:
+                self._look_for_ticket(journey, pair.prefill, attempt, committed)
         ticket = committed.ticket if committed is not None else None
         if ticket is None and not transcript.is_finished:
             raise _cut_short(pair.prefill, "a ticket")
@@ -287,6 +298,18 @@ class Pipeline:
         finally:
             if not journey.transcript.is_finished:
                 self._cleanups.spawn("drop_handoff", self._handoffs.abort(ticket))
+
+    def _look_for_ticket(
+        self, journey: Journey, member: Member, attempt: int, committed: Committed | None
+    ) -> None:
+        """Drops the hand-off of a prefill that was left after its first token, before its end."""
+        if committed is None:
+            search = self._handoffs.abort_request(
+                member.fingerprint, journey.request.request_id, attempt
+            )
+            self._cleanups.spawn("find_handoff", search)
+        elif committed.ticket is not None:
+            self._cleanups.spawn("drop_handoff", self._handoffs.abort(committed.ticket))
 
     async def _watched(
         self, journey: Journey, stream: AsyncGenerator[Event]

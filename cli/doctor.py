@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.local.topology import DEFAULT_MODEL
 from cli.output import show, show_json, size, table
+from runtime.bundled import MODEL, default_model
 from runtime.errors import ExitCode
 
 _PACKAGES = (
@@ -58,9 +58,9 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
     parser.add_argument(
         "--model",
         type=Path,
-        default=DEFAULT_MODEL,
+        default=default_model(),
         metavar="DIR",
-        help=f"model directory (default {DEFAULT_MODEL})",
+        help=f"model directory (default {MODEL})",
     )
     parser.add_argument("--store", metavar="URL", help="KV store (default: start a private one)")
     parser.add_argument(

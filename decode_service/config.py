@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from runtime.bundled import default_model
 from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
@@ -11,9 +12,7 @@ from runtime.settings import Settings, setting
 class ModelSettings(Settings):
     """The model that is served."""
 
-    path: Path = setting(
-        Path("models/tiny-v4"), help="checkpoint directory of the model", flag="--model"
-    )
+    path: Path = setting(default_model(), help="checkpoint directory of the model", flag="--model")
     name: str = setting("", help="name the model is served under; empty: that of the directory")
     kv_quantisers: Literal["auto", "on", "off"] = setting(
         "auto", help="the model's own KV quantisers; auto follows the weight format"

@@ -125,7 +125,11 @@ def run(settings: UpkeepSettings, stop: threading.Event) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code of the process."""
     settings = load_process(
-        UpkeepSettings, arguments, prog=PROG, description="A private KV store, and its janitor."
+        UpkeepSettings,
+        arguments,
+        prog=PROG,
+        description="A private KV store, and its janitor.",
+        example=f"{PROG} --directory /run/disagg-store",
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "store"})
     stop = threading.Event()

@@ -5,7 +5,6 @@ engine of a rank, opens the store and serves until it is asked to stop.
 """
 
 import asyncio
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
@@ -36,7 +35,7 @@ from runtime.errors import ExitCode
 from runtime.heartbeat import Heartbeat
 from runtime.logging import configure_logging
 from runtime.metrics import Metrics
-from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, run_rank
+from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, new_member_id, run_rank
 from runtime.serve import Host, ListenError, StopSignals
 from runtime.settings import load_process
 from runtime.startup import exits
@@ -121,7 +120,7 @@ def serve_rank(
 
 async def _serve(context: RankContext, settings: PrefillSettings, built: BuiltEngine) -> None:
     clock, metrics, layout = SystemClock(), Metrics(), built.layout
-    member_id = f"{ROLE}-{context.group_name}-r{context.rank}-{uuid.uuid4().hex[:8]}"
+    member_id = new_member_id(ROLE, context.group_name, context.rank)
     with (
         ThreadPoolExecutor(settings.publish.writers, "write") as writers,
         ThreadPoolExecutor(settings.publish.readers, "read") as executor,
@@ -242,6 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments,
         prog=PROG,
         description="Prompt to ticket.",
+        example=f"python -m {PROG} --model models/tiny-v4 --store redis://127.0.0.1:6379 "
+        "--balancer 127.0.0.1:50051 --ranks 2",
         foreign_sections=FOREIGN_SECTIONS,
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": ROLE})

@@ -11,6 +11,7 @@ is the caller's: it comes as callables and protocols.
 import asyncio
 import dataclasses
 import signal
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
@@ -34,6 +35,16 @@ _log = get_logger(__name__)
 
 LEAVE_S = 10.0
 """Seconds beyond the drain in which all ranks of a group leave their step loop together."""
+
+
+def new_member_id(role: str, group: str, rank: int) -> str:
+    """A fresh id of a member, as in `decode-0-r3-1f2e3d4c`; it begins with its role.
+
+    Args:
+        role, group, rank: What the member is; a group is usually named after its role.
+    """
+    name = group if group.startswith(f"{role}-") else f"{role}-{group}"
+    return f"{name}-r{rank}-{uuid.uuid4().hex[:8]}"
 
 
 class StepLoop(Protocol):

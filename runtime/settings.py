@@ -213,6 +213,7 @@ def load_process(
     *,
     prog: str,
     description: str = "",
+    example: str = "",
     foreign_sections: Collection[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Loaded[T]:
@@ -220,8 +221,16 @@ def load_process(
 
     `--check-config` exits 0 if all is well. Bad settings are printed to standard error, one line
     per problem, and the process exits 2.
+
+    Args:
+        example: A command line for the end of `--help`.
     """
-    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"example:  {example}" if example else None,
+        allow_abbrev=False,
+    )
     add_flags(parser, settings)
     parser.add_argument("--check-config", action="store_true", help="check the settings and exit")
     namespace = parser.parse_args(arguments)

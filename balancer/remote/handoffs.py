@@ -8,13 +8,13 @@ before its store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from balancer.config import StoreSettings
 from balancer.remote.peers import Ticket
-from kvstore import KvStoreConfig, open_store
+from kvstore import KvStoreConfig, LeaseRecord, open_store
 from kvstore.config import parse_url
 from kvstore.errors import KvStoreError
 from runtime.clock import Clock
@@ -23,6 +23,8 @@ from runtime.offload import offload
 
 _log = get_logger(__name__)
 
+# A prefill that notices its caller's leaving needs some time to take its hand-off back itself.
+_LOST_TICKET_WAIT_S = 0.3
 _NO_LAYOUT = bytes(8)  # pings do not depend on the layout
 
 
@@ -51,6 +53,10 @@ class Store(Protocol):
 
     def abort(self, handoff_id: str) -> object:
         """Drops a hand-off; idempotent."""
+        ...
+
+    def audit(self) -> Sequence[LeaseRecord]:
+        """All hand-offs in the store; walks all keys."""
         ...
 
     def close(self) -> None:
@@ -96,6 +102,25 @@ class StoreHandoffs:
         except KvStoreError as error:
             # The hand-off's own deadline ends it.
             _log.warning("handoff.not_dropped", handoff_id=ticket.handoff_id, error=str(error))
+
+    async def abort_request(self, fingerprint: bytes, request_id: str, attempt: int) -> None:
+        """Drops the hand-offs of an attempt whose ticket may have been lost on its way here.
+
+        A prefill whose caller leaves takes its hand-off back, unless it was already done when the
+        caller's leaving arrived; then nobody holds the ticket. That window is a few milliseconds
+        wide, so looking through all hand-offs is cheap enough for it.
+        """
+        await asyncio.sleep(_LOST_TICKET_WAIT_S)
+        try:
+            await offload(self._threads, lambda: self._abort_of(fingerprint, request_id, attempt))
+        except KvStoreError as error:
+            _log.warning("handoff.not_searched", request_id=request_id, error=str(error))
+
+    def _abort_of(self, fingerprint: bytes, request_id: str, attempt: int) -> None:
+        store = self._store(fingerprint)
+        for record in store.audit():
+            if (record.request_id, record.attempt) == (request_id, attempt):
+                store.abort(record.handoff_id)
 
     def close(self) -> None:
         """Closes connections and threads; running calls end by their own time-outs."""

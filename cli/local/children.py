@@ -7,11 +7,13 @@ decides the order of the stop. Should the launcher be killed, the kernel sends t
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cli.errors import CommandError
@@ -62,10 +64,25 @@ class Child:
             return
         passed_on = code if code in (ExitCode.CONFIGURATION, ExitCode.DEPENDENCY) else None
         ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        cause = self.cause()
         raise CommandError(
-            f"{self.name} ended with {ending}\n{self.tail()}",
+            f"{self.name} ended with {ending}{': ' if cause else ''}{cause}\n{self.tail()}",
             ExitCode(passed_on) if passed_on is not None else ExitCode.INTERNAL,
         )
+
+    def cause(self) -> str:
+        """What its log says first about the end; empty if that is not in a record of its own.
+
+        A supervisor names the rank that failed; what the other ranks say are consequences.
+        """
+        errors = []
+        for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict) and record.get("level") in ("error", "critical"):
+                    errors.append(record)
+        errors.sort(key=lambda record: "rank" in record)  # the supervisor's have none
+        return str(errors[0].get("event", "")) if errors else ""
 
     def tail(self) -> str:
         """The last lines of its log, indented, under the name of the file."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import usage
+from runtime.bundled import MODEL, default_model
 
-DEFAULT_MODEL = Path("models/tiny-v4")
 DEFAULT_PREFILL_RANKS = 1
 DEFAULT_DECODE_RANKS = 2
 _LAYOUT_KEYS = ("dp", "cp", "ep", "enp", "attn_tp", "path")
@@ -67,9 +67,9 @@ def add_system_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         type=Path,
-        default=DEFAULT_MODEL,
+        default=default_model(),
         metavar="DIR",
-        help=f"model directory (default {DEFAULT_MODEL})",
+        help=f"model directory (default {MODEL})",
     )
     add_rank_flags(parser)
     parser.add_argument("--store", metavar="URL", help="KV store to use (default: a private one)")
@@ -92,7 +92,7 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
     if not (directory / "config.json").is_file():
         raise usage(
             f"--model {directory}: there is no config.json; give the directory of a model, or run "
-            f"where {DEFAULT_MODEL} is"
+            f"where {MODEL} is"
         )
     return Topology(
         model=directory,

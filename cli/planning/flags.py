@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cli.errors import usage
+from runtime.bundled import MODEL, default_model
 
 if TYPE_CHECKING:
     from engine.model.sizing.sizes import ModelSizes
     from engine.parallel.layout import ExpertSlots, Layout
 
-DEFAULT_MODEL = "models/tiny-v4"
 DEFAULT_MIN_REDUNDANT = 1
 
 
@@ -19,10 +19,9 @@ def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     """Model and layout."""
     parser.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
+        default=str(default_model()),
         metavar="DIR|NAME",
-        help="model directory, or v4-flash, v4-pro, v4.1-flash, llama3-70b "
-        f"(default {DEFAULT_MODEL})",
+        help=f"model directory, or v4-flash, v4-pro, v4.1-flash, llama3-70b (default {MODEL})",
     )
     for flag, default, what in (
         ("--dp", 0, "engines per replica (default: ep / (cp * attn-tp))"),

@@ -129,3 +129,18 @@ def test_a_model_that_cannot_be_loaded_is_named_by_the_part_that_failed(tmp_path
     assert done.returncode == 2, done.stdout + done.stderr
     assert "model.safetensors" in done.stderr
     assert "ended with exit code 2" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["balancer", "prefill_service", "decode_service", "kvstore"])
+def test_the_help_of_a_service_ends_with_an_example(module: str, tmp_path: Path) -> None:
+    paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"example: python -m {module} --" in " ".join(done.stdout.split())

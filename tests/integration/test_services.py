@@ -306,7 +306,7 @@ async def _drain_while_running(
         assert member.role == membership_pb2.MEMBER_ROLE_DECODE
         assert member.address == address
         assert (member.group_id, member.rank, member.group_size) == ("decode-1", 0, 1)
-        assert member.member_id.startswith("decode-decode-1-r0-")
+        assert member.member_id.startswith("decode-1-r0-")
         assert (member.model, member.block_tokens) == ("tiny-v4", 32)
         assert member.load.kv_capacity_tokens > 0
         case = GOLDEN[1]

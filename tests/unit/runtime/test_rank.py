@@ -18,7 +18,7 @@ from runtime.clock import ManualClock, system_random
 from runtime.errors import ErrorMap
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import Metrics
-from runtime.rank import RankPlan, gauges, installed_version, run_rank
+from runtime.rank import RankPlan, gauges, installed_version, new_member_id, run_rank
 from runtime.serve import DrainSettings, Host, ListenError, ListenSettings, StopSignals
 
 BOUND_S = 10.0
@@ -168,6 +168,13 @@ def test_gauges_are_the_numbers_by_dotted_name() -> None:
         "engine.is_up": 1.0,
         "engine.failures.store_down": 2.0,
     }
+
+
+def test_a_member_id_names_its_role_once() -> None:
+    first, second = (new_member_id("decode", "decode-0", 3) for _ in range(2))
+    assert first.startswith("decode-0-r3-")
+    assert first != second
+    assert new_member_id("decode", "west", 0).startswith("decode-west-r0-")
 
 
 def test_a_version_is_known_or_unknown() -> None:

@@ -208,7 +208,8 @@ def test_check_config_exits_0() -> None:
 
 def test_help_tells_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        load_process(Tree, ["--help"], prog="decode", environment={})
+        load_process(Tree, ["--help"], prog="decode", example="decode --model DIR", environment={})
     text = " ".join(capsys.readouterr().out.split())
     assert "connections (default 4)" in text
     assert "directory (required)" in text
+    assert text.endswith("example: decode --model DIR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -42,6 +43,25 @@ def test_an_early_end_is_an_error_with_the_log(
     assert caught.value.exit_code == exit_code
     assert "| the reason" in str(caught.value)
     assert str(part.log) in str(caught.value)
+
+
+def test_the_word_of_the_supervisor_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [
+        {"event": "rank.serving", "level": "info", "rank": "0"},
+        {"event": "the step loop died", "level": "error", "rank": "0"},
+        {"event": "group g: rank 1 died of SIGKILL; stopping the group", "level": "error"},
+    ]
+    lines = "\n".join(["no record", *map(json.dumps, records), *["  traceback"] * 20, ""])
+    part = child(tmp_path, monkeypatch, f"import sys; sys.stderr.write({lines!r}); sys.exit(1)")
+    assert part.wait(20)
+    with pytest.raises(CommandError) as caught:
+        part.check()
+    first = str(caught.value).splitlines()[0]
+    assert first == (
+        "part ended with exit code 1: group g: rank 1 died of SIGKILL; stopping the group"
+    )
 
 
 def test_a_killed_child_is_told_by_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
