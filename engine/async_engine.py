@@ -379,7 +379,8 @@ class AsyncEngine:
         if is_resting or now - self._snapshot_at >= _SNAPSHOT_INTERVAL_S:
             self._snapshot = self._engine.statistics()
             self._snapshot_at = now
-        if is_resting and not self._commands and not self._engine.is_stop_agreed:
+        if is_resting and not self._engine.is_stop_agreed:
+            # With commands waiting too: their ring ends it at once, and brings the peers along.
             self._engine.wait_for_work(self._idle_wait_s if decision.idle else _STALLED_WAIT_S)
 
     def _add(self, handle: RequestHandle, request: EngineRequest) -> None:

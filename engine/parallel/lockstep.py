@@ -242,8 +242,10 @@ class VotePort(Protocol):
     """How the ranks of a lockstep group reduce their vectors, and how they sleep.
 
     The step loop's thread calls `reduce_max` once per step on every rank, also when idle, and
-    `wait_for_work` only after an idle (or nothing-can-run) decision. `ring` is called from any
-    thread, after new work has become visible to the step loop; twice is harmless.
+    `wait_for_work` once after each idle (or nothing-can-run) decision, even if it knows of work:
+    that is how its peers learn that it goes on. It looks for work between the wait and the vote.
+    `ring` is called from any thread, after new work has become visible to the step loop; twice is
+    harmless.
     """
 
     def reduce_max(self, vector: IntArray) -> IntArray:
@@ -255,10 +257,10 @@ class VotePort(Protocol):
         ...
 
     def wait_for_work(self, timeout_s: float) -> None:
-        """Sleeps until somebody rings, at most `timeout_s`; returns early for no reason too.
+        """Sleeps until somebody rings or has slept `timeout_s`; returns early for no reason too.
 
-        A ring between the caller's last return from here and this call is not lost: it makes
-        the call return at once.
+        No rank sleeps while another has gone on to the next vote, and a ring between this rank's
+        last look for work and this call makes the call return at once.
 
         Raises:
             GroupError: the group was given up.

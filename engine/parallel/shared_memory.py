@@ -2,7 +2,8 @@
 
 The segment is an anonymous memory file made by the supervisor and inherited by its ranks: it has
 no name, so nothing is left behind whatever dies. The header holds, for each channel, one sequence
-word per rank and one gate to sleep on; further a doorbell, an abort word and the ranks' geometry.
+word per rank and one gate to sleep on; further a doorbell with one word per rank, an abort word and
+the ranks' geometry.
 
 How an exchange works: a rank writes its area, stores the exchange's number in its own word and
 waits until every word has reached that number. Whoever sees that first stores the number in the
@@ -44,6 +45,7 @@ _GATES = 128
 _WORDS = 4096
 _LEFT = 16 * 1024
 _GEOMETRY = 20 * 1024
+_OPENED_RESTS = 32 * 1024
 _VOTES = 48 * 1024
 _ROW_WORDS = 120 * 1024
 _CHANNELS = {"experts": 0, "vote": 1, "start": 2}
@@ -143,6 +145,11 @@ class Segment:
         shape = (2, self.num_ranks, VOTE_FIELDS)
         count = 2 * self.num_ranks * VOTE_FIELDS
         return np.frombuffer(self._view, np.int64, count, _VOTES).reshape(shape)
+
+    def opened_rests(self) -> memoryview:
+        """The last rest that each rank has opened, one int64 per rank; see votes.py."""
+        end = _OPENED_RESTS + 8 * self.num_ranks
+        return self._view[_OPENED_RESTS:end].cast("q")
 
     def geometry(self) -> IntArray:
         """What each rank opened its ports with, [num_ranks, GEOMETRY_FIELDS] int64."""

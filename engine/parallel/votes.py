@@ -1,7 +1,7 @@
 """Vote ports: one rank, shared memory, gloo. What they agree on is lockstep.py's business.
 
-The doorbell of the shared-memory and gloo forms is a word of the group's segment. Each ring
-stores a value that was never stored before, so that a ring is never taken for an older one.
+The doorbell of the shared-memory and gloo forms stands in the group's segment; see `Doorbell` for
+why no ring is lost.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import torch
 
 from engine.parallel.channels import GlooChannel
 from engine.parallel.errors import PeerLost
+from engine.parallel.futex import Fence
 from engine.parallel.lockstep import IntArray
 from engine.parallel.shared_memory import Exchange, Progress, Segment
+
+_MARK_MASK = (1 << 22) - 1
 
 
 class LocalVote:
@@ -43,6 +46,20 @@ class LocalVote:
 class Doorbell:
     """Wakes and puts to sleep the step loops of all ranks of a segment.
 
+    A rest is the wait between the votes of rounds n and n + 1; every rank goes from one to the
+    other through `wait` only. Each rank has a word that tells the last rest it has opened, and a
+    rest is open once any of the words has reached it. The bell itself says no more than "look
+    again": it changes after every change of a word.
+
+    Invariants:
+    - Nobody is left behind. A rank leaves a rest only when it is open, for everybody: words never
+      fall, and a sleeper looks at them between reading the bell and sleeping on what it read. So
+      if one rank votes again, every rank that is in that rest, or still comes to it, does too.
+    - No ring is lost, whenever the ranks hear of it. A ring opens the rest after the round that its
+      own rank votes in next. That rank may have looked for work already when it rang, but it looks
+      again between that rest and the following vote. The rests before are open by that too.
+    - A ring costs two idle rounds at most, since opening a rest does not open the next one.
+
     Args:
         segment: the group's memory.
         rank: this rank.
@@ -51,31 +68,45 @@ class Doorbell:
     """
 
     def __init__(self, segment: Segment, *, rank: int, group: str, progress: Progress) -> None:
-        """Treats everything rung so far as heard later: the first wait may return at once."""
+        """Starts before round 1."""
         self._segment = segment
+        self._rank = rank
         self._group = group
         self._progress = progress
-        self._heard = 0
+        self._round = 0
+        self._opened = segment.opened_rests()
+        self._fence = Fence()
+        # Rings come from any thread, and none may lower the word of this rank.
+        self._lock = threading.Lock()
         # 32 bits: rank in the high part, a running number below; values repeat after 2**22 rings.
-        self._marks = itertools.cycle(range((rank << 22) + 1, (rank + 1) << 22))
+        self._marks = ((rank << 22) | (number & _MARK_MASK) for number in itertools.count(1))
+
+    def begin_round(self) -> None:
+        """Counts a vote; to be called before this rank's vector is published."""
+        self._round += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Sleeps until a ring that was not heard yet. A rank whose time ran out rings itself.
-
-        That keeps the group's idle rounds together: whoever goes back to vote has its peers come.
-        """
+        """Sleeps until the rest after this rank's last vote is open; opens it after `timeout_s`."""
         bell = self._segment.doorbell
-        now = bell.load()
-        if now == self._heard:
+        while True:
+            seen = bell.load()
+            self._fence()
             self._check()
-            if not bell.wait(now, timeout_s) and bell.load() == now:
-                self.ring()
-            self._check()
-        self._heard = bell.load()
+            if max(self._opened) >= self._round:
+                return
+            if not bell.wait(seen, timeout_s):
+                self._open_rest(self._round)
 
     def ring(self) -> None:
         """Wakes all ranks. Any thread."""
-        self._segment.doorbell.store(next(self._marks))
+        self._open_rest(self._round + 1)
+
+    def _open_rest(self, number: int) -> None:
+        with self._lock:
+            if self._opened[self._rank] < number:
+                self._opened[self._rank] = number
+            self._fence()
+            self._segment.doorbell.store(next(self._marks))
         self._segment.doorbell.wake_all()
 
     def _check(self) -> None:
@@ -109,6 +140,7 @@ class SharedMemoryVote:
 
     def reduce_max(self, vector: IntArray) -> IntArray:
         """Publishes this rank's vector, waits for the others, returns the MAX of each field."""
+        self._doorbell.begin_round()
         parity = (self._exchange.number + 1) & 1
         self._own[parity][:] = vector
         self._exchange.publish()
@@ -138,6 +170,7 @@ class GlooVote:
 
     def reduce_max(self, vector: IntArray) -> IntArray:
         """All-reduce with MAX; every rank gets the same vector."""
+        self._doorbell.begin_round()
         result = vector.copy()
         self._channel.all_reduce_max(torch.from_numpy(result), "vote")
         self._progress.step += 1

@@ -13,6 +13,7 @@ import pytest
 from engine.async_engine import AsyncEngine, EngineStopped
 from engine.engine import EngineFailed, LLMEngine
 from engine.kv_connector import InMemoryExport
+from engine.parallel.lockstep import IntArray
 from engine.parallel.votes import LocalVote
 from engine.request import (
     DuplicateRequest,
@@ -225,6 +226,37 @@ async def test_an_idle_engine_sleeps_until_work_comes() -> None:
             assert len(vote.timeouts) <= num_sleeps + 2
             assert len(runner.plans) == 3 * number
     assert set(vote.timeouts) == {5.0}
+
+
+async def test_a_rest_with_commands_pending_goes_through_the_doorbell_too() -> None:
+    """The peers of a group learn from the doorbell alone that this rank goes on to vote."""
+    engine, _ = make_engine()
+    during_vote: list[Callable[[], None]] = []
+
+    class InterruptedVote(WatchedVote):
+        def reduce_max(self, vector: IntArray) -> IntArray:
+            while during_vote:
+                during_vote.pop()()
+            return super().reduce_max(vector)
+
+    engine._vote = vote = InterruptedVote()
+    async with running(engine) as serving:
+        await until(lambda: vote.is_asleep)
+        applied = threading.Event()
+        num_sleeps: list[int] = []
+
+        def note() -> None:
+            num_sleeps.append(len(vote.timeouts))
+            applied.set()
+
+        def post() -> None:
+            num_sleeps.append(len(vote.timeouts))
+            serving._post(note)
+
+        during_vote.append(post)
+        engine.ring()
+        await until(applied.is_set)
+        assert num_sleeps[1] == num_sleeps[0] + 1
 
 
 @pytest.mark.parametrize(
