@@ -159,7 +159,7 @@ class Pipeline:
             bypass_prefix=journey.bypass_prefix,
             timeout_s=self._remaining_s(journey),
         )
-        attempt, has_token, is_over = journey.attempt, False, False
+        attempt, is_over = journey.attempt, False
         try:
             async with aclosing(self._watched(journey, stream)) as events:
                 async for event in events:
@@ -171,7 +171,6 @@ class Pipeline:
                                 prompt_tokens = len(journey.request.token_ids)
                                 journey.cached_tokens = min(event.cached_tokens, prompt_tokens)
                         case FirstToken():
-                            has_token = True
                             timing.prefill_queue_us = event.queue_us
                             timing.prefill_us = event.compute_us
                             await self._relay(journey, _as_tokens(event, call))
@@ -186,7 +185,7 @@ class Pipeline:
                             pass
             is_over = True
         finally:
-            if has_token and not is_over:
+            if not is_over:
                 self._look_for_ticket(journey, pair.prefill, attempt, committed)
         ticket = committed.ticket if committed is not None else None
         if ticket is None and not transcript.is_finished:
@@ -302,7 +301,7 @@ class Pipeline:
     def _look_for_ticket(
         self, journey: Journey, member: Member, attempt: int, committed: Committed | None
     ) -> None:
-        """Drops the hand-off of a prefill that was left after its first token, before its end."""
+        """Drops the hand-off of a prefill that was left before its end."""
         if committed is None:
             search = self._handoffs.abort_request(
                 member.fingerprint, journey.request.request_id, attempt

@@ -78,6 +78,7 @@ class StoreHandoffs:
         self._stores: dict[bytes, Store] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="store")
         self._ping: asyncio.Future[object] | None = None
+        self._lost: dict[bytes, set[tuple[str, int]]] = {}
 
     async def is_reachable(self) -> bool:
         """Whether the store answers in time. A ping that hangs is waited for, not repeated."""
@@ -107,19 +108,28 @@ class StoreHandoffs:
         """Drops the hand-offs of an attempt whose ticket may have been lost on its way here.
 
         A prefill whose caller leaves takes its hand-off back, unless it was already done when the
-        caller's leaving arrived; then nobody holds the ticket. That window is a few milliseconds
-        wide, so looking through all hand-offs is cheap enough for it.
+        leaving arrived; then nobody holds the ticket. The search walks the whole store, so all
+        attempts that were left within a moment share one.
         """
-        await asyncio.sleep(_LOST_TICKET_WAIT_S)
+        lost = self._lost.setdefault(fingerprint, set())
+        is_first = not lost
+        lost.add((request_id, attempt))
+        if not is_first:
+            return
         try:
-            await offload(self._threads, lambda: self._abort_of(fingerprint, request_id, attempt))
+            await asyncio.sleep(_LOST_TICKET_WAIT_S)
+        finally:
+            del self._lost[fingerprint]
+        try:
+            await offload(self._threads, lambda: self._abort_all(fingerprint, lost))
         except KvStoreError as error:
-            _log.warning("handoff.not_searched", request_id=request_id, error=str(error))
+            # The hand-offs' own deadlines end them.
+            _log.warning("handoffs.not_searched", num_attempts=len(lost), error=str(error))
 
-    def _abort_of(self, fingerprint: bytes, request_id: str, attempt: int) -> None:
+    def _abort_all(self, fingerprint: bytes, attempts: set[tuple[str, int]]) -> None:
         store = self._store(fingerprint)
         for record in store.audit():
-            if (record.request_id, record.attempt) == (request_id, attempt):
+            if (record.request_id, record.attempt) in attempts:
                 store.abort(record.handoff_id)
 
     def close(self) -> None:

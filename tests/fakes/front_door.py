@@ -30,12 +30,16 @@ class FakeStore:
 
     reachable: bool = True
     aborted: list[str] = field(default_factory=list)
+    searched: list[tuple[bytes, str, int]] = field(default_factory=list)
 
     async def is_reachable(self) -> bool:
         return self.reachable
 
     async def abort(self, ticket: Ticket) -> None:
         self.aborted.append(ticket.handoff_id)
+
+    async def abort_request(self, fingerprint: bytes, request_id: str, attempt: int) -> None:
+        self.searched.append((fingerprint, request_id, attempt))
 
 
 @dataclass

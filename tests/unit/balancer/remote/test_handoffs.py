@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from typing import NamedTuple
 
 import pytest
 
@@ -15,12 +17,19 @@ from runtime.clock import SystemClock
 TICKET = Ticket(handoff_id="a" * 32, fingerprint=b"layout-1", wire=b"")
 
 
+class Record(NamedTuple):
+    request_id: str
+    attempt: int
+    handoff_id: str
+
+
 class FakeStore:
     def __init__(self, fingerprint: bytes) -> None:
         self.fingerprint = fingerprint
         self.aborted: list[str] = []
         self.closed = False
         self.pings = 0
+        self.audits = 0
         self.error: Exception | None = None
         self.hang: threading.Event | None = None
 
@@ -34,6 +43,11 @@ class FakeStore:
     def abort(self, handoff_id: str) -> None:
         self.ping()
         self.aborted.append(handoff_id)
+
+    def audit(self) -> list[Record]:
+        self.ping()
+        self.audits += 1
+        return [Record("r1", 1, "one"), Record("r1", 2, "two"), Record("r2", 1, "three")]
 
     def close(self) -> None:
         self.closed = True
@@ -96,4 +110,25 @@ async def test_the_store_of_the_settings_is_opened_late() -> None:
     settings = StoreSettings(url="unix:///nowhere/store.sock", ping_s=0.5)
     handoffs = open_handoffs(settings, SystemClock())
     assert not await handoffs.is_reachable()
+    handoffs.close()
+
+
+async def test_a_lost_ticket_is_found_by_request_and_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("balancer.remote.handoffs._LOST_TICKET_WAIT_S", 0.0)
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    await asyncio.gather(
+        handoffs.abort_request(b"layout-1", "r1", 1), handoffs.abort_request(b"layout-1", "r2", 1)
+    )
+    assert opener.stores[0].aborted == ["one", "three"]
+    assert opener.stores[0].audits == 1
+    opener.stores[0].error = StoreDown("h:1", "gone")
+    await handoffs.abort_request(b"layout-1", "r1", 2)  # told in the log, not to the request
+    assert opener.stores[0].aborted == ["one", "three"]
+    await asyncio.sleep(0)
+    opener.stores[0].error = None
+    await handoffs.abort_request(b"layout-1", "r1", 2)
+    assert opener.stores[0].aborted[2:] == ["two"]
     handoffs.close()
