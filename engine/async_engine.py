@@ -196,6 +196,7 @@ class AsyncEngine:
         self._open: dict[str, RequestHandle] = {}
         self._live: dict[str, RequestHandle] = {}
         self._questions: set[asyncio.Future[bool]] = set()
+        self._complete = asyncio.Event()
         self._all_over = asyncio.Event()
         self._all_over.set()
 
@@ -205,6 +206,13 @@ class AsyncEngine:
         self._last_progress = self._clock()
         self._is_accepting = True
         self._thread.start()
+
+    async def wait_complete(self) -> None:
+        """Returns once the step loop has agreed with those of the whole group for the first time.
+
+        Waits for ever if the step loop dies before.
+        """
+        await self._complete.wait()
 
     async def stop(self, *, drain_s: float = 0.0, timeout_s: float = 10.0) -> None:
         """Refuses new requests, lets live ones finish for `drain_s`, aborts the rest, ends.
@@ -372,6 +380,8 @@ class AsyncEngine:
             # Reported before the next command, which may use the same request id again.
             self._publish(self._engine.take_events())
         decision, events = self._engine.step()
+        if not self._complete.is_set():
+            self._call_loop(asyncio.Event.set, self._complete)
         self._publish(events)
         is_resting = decision.step_kind is StepKind.NONE
         if decision.idle or not is_resting:

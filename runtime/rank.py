@@ -1,11 +1,13 @@
 """The process of one rank of a group: step loop, server, dependency, heartbeats; start to exit.
 
-    dependency answers ─► step loop runs ─► server listens ─► announced, examined
-                                                                   │ SIGTERM
-    exit ◄─ step loop leaves with its group ◄─ server closed ◄─ drained
+    dependency answers ─► address taken ─► step loop runs ─► server answers ─► announced, examined
+                                                                                    │ SIGTERM
+    exit ◄─ step loop leaves with its group ◄─ server closed ◄─ drained ◄───────────┘
 
-Everything is closed in the reverse order of its opening, whichever step fails. What the rank serves
-is the caller's: it comes as callables and protocols.
+Everything is closed in the reverse order of its opening, whichever step fails. A rank is ready once
+its step loop has met those of its peers. So whatever may be refused to one rank alone, such as its
+address, comes before its step loop: then no peer is ready either. What the rank serves is the
+caller's: it comes as callables and protocols.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import metadata
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.clock import Clock
@@ -35,6 +38,10 @@ _log = get_logger(__name__)
 
 LEAVE_S = 10.0
 """Seconds beyond the drain in which all ranks of a group leave their step loop together."""
+# A rank that fails takes its group down: nobody leaves together any more.
+_FAILED_LEAVE_S = 0.5
+# How long an examination looks out for the peers; less than the second a probe may take.
+_COMPLETE_S = 0.5
 
 
 def new_member_id(role: str, group: str, rank: int) -> str:
@@ -56,6 +63,10 @@ class StepLoop(Protocol):
 
     async def stop(self, *, drain_s: float = 0.0, timeout_s: float = 10.0) -> None:
         """Ends it, with its peers; once, after the last call."""
+        ...
+
+    async def wait_complete(self) -> None:
+        """Returns once the step loops of the whole group run."""
         ...
 
     def is_healthy(self) -> bool:
@@ -120,8 +131,6 @@ async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
         loop.add_signal_handler(signal.SIGTERM, stop.request)
         stack.callback(loop.remove_signal_handler, signal.SIGTERM)
         await offload(plan.executor, plan.ping)
-        plan.step_loop.start()
-        stack.push_async_callback(plan.step_loop.stop, timeout_s=plan.drain.max_s + LEAVE_S)
         port = plan.listen.port and plan.listen.port + plan.rank
         host = Host(
             role=plan.role,
@@ -134,6 +143,9 @@ async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
             errors=plan.errors,
         )
         plan.equip(host)
+        host.bind()
+        plan.step_loop.start()
+        stack.push_async_exit(_leaving(plan))
         await host.start()
         stack.push_async_callback(host.stop, 0)
         heartbeats = plan.announce(host, stop, stack)
@@ -147,11 +159,46 @@ async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
 
         async def examine() -> Condition:
             await plan.on_tick()
-            return await examiner()
+            condition = await examiner()
+            if condition.is_ready and not await _is_complete(plan.step_loop):
+                return Condition(is_ready=False, cause="group_incomplete")
+            return condition
 
         _log.info("rank.serving", address=host.address, rank=plan.rank)
         await run_member(host, stop=stop, examine=examine, heartbeats=heartbeats)
     _log.info("rank.ended", rank=plan.rank)
+
+
+def _leaving(
+    plan: RankPlan,
+) -> Callable[
+    [type[BaseException] | None, BaseException | None, TracebackType | None], Awaitable[None]
+]:
+    """Ends the step loop: with its group, or at once when the rank failed."""
+
+    async def leave(
+        kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del kind, trace
+        if error is None:
+            await plan.step_loop.stop(timeout_s=plan.drain.max_s + LEAVE_S)
+            return
+        try:
+            await plan.step_loop.stop(timeout_s=_FAILED_LEAVE_S)
+        except Exception as late:
+            # The first error is the one to end with.
+            _log.warning("rank.left_alone", rank=plan.rank, error=str(late))
+
+    return leave
+
+
+async def _is_complete(step_loop: StepLoop) -> bool:
+    try:
+        async with asyncio.timeout(_COMPLETE_S):
+            await step_loop.wait_complete()
+    except TimeoutError:
+        return False
+    return True
 
 
 def installed_version(distribution: str) -> str:

@@ -154,8 +154,25 @@ class Host:
         """Work calls that run."""
         return self._gate.running
 
+    def bind(self) -> str:
+        """Take the address without answering on it yet; returns it as host:port.
+
+        Raises:
+            ListenError: the address is taken or not of this machine.
+        """
+        wanted = f"{self._listen.host}:{self._listen.port}"
+        try:
+            port = self.server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise ListenError(
+                f"cannot listen on {wanted}: taken, or not an address of this machine; "
+                "choose another --port or 0"
+            ) from error
+        self.address = f"{self._listen.host}:{port}"
+        return self.address
+
     async def start(self) -> str:
-        """Listen; returns the address as host:port.
+        """Listen, on the address of `bind` if that was called; returns it as host:port.
 
         Register all servicers on `server` before.
 
@@ -165,17 +182,10 @@ class Host:
         if self._listen.reflection:
             names = (*self._services, grpc_health_names.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self.server)
-        wanted = f"{self._listen.host}:{self._listen.port}"
-        try:
-            port = self.server.add_insecure_port(wanted)
-        except RuntimeError as error:
-            raise ListenError(
-                f"cannot listen on {wanted}: taken, or not an address of this machine; "
-                "choose another --port or 0"
-            ) from error
+        if not self.address:
+            self.bind()
         await self.health.start()
         await self.server.start()
-        self.address = f"{self._listen.host}:{port}"
         return self.address
 
     async def begin_drain(self) -> None:

@@ -292,6 +292,25 @@ async def test_reservations_are_answered_by_the_engine_thread() -> None:
         assert not await serving.release_reservation("a")
 
 
+async def test_a_group_is_complete_once_all_have_voted() -> None:
+    engine, _ = make_engine()
+    peers_come = threading.Event()
+
+    class PatientVote(LocalVote):
+        def reduce_max(self, vector: IntArray) -> IntArray:
+            assert peers_come.wait(BOUND_S)
+            return super().reduce_max(vector)
+
+    engine._vote = PatientVote()
+    async with running(engine) as serving:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await serving.wait_complete()
+        peers_come.set()
+        await serving.wait_complete()
+        await serving.wait_complete()
+
+
 async def test_nothing_is_accepted_before_the_start() -> None:
     engine, _ = make_engine()
     serving = AsyncEngine(engine, clock=time.monotonic)

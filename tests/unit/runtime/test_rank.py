@@ -31,7 +31,12 @@ class Machine:
         self.events: list[str] = []
         self.failure: Exception | None = None
         self.ping_error: Exception | None = None
+        self.announce_error: Exception | None = None
+        self.stop_timeout_s = 0.0
         self.ticks = 0
+        self.second_tick = asyncio.Event()
+        self.is_complete = asyncio.Event()
+        self.is_complete.set()
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
@@ -39,7 +44,11 @@ class Machine:
 
     async def stop(self, *, drain_s: float = 0.0, timeout_s: float = 10.0) -> None:
         assert timeout_s > drain_s
+        self.stop_timeout_s = timeout_s
         self.events.append("loop stopped")
+
+    async def wait_complete(self) -> None:
+        await self.is_complete.wait()
 
     def is_healthy(self) -> bool:
         return self.failure is None
@@ -51,12 +60,16 @@ class Machine:
 
     async def tick(self) -> None:
         self.ticks += 1
+        if self.ticks == 2:
+            self.second_tick.set()
 
     def equip(self, host: Host) -> None:
         assert host.address == ""
         self.events.append("equipped")
 
     def announce(self, host: Host, stop: StopSignals, stack: AsyncExitStack) -> list[Heartbeat]:
+        if self.announce_error is not None:
+            raise self.announce_error
         self.address.set_result(host.address)
         stack.callback(lambda: self.events.append("channel closed"))
 
@@ -114,7 +127,7 @@ async def test_a_rank_starts_in_order_serves_and_leaves_in_reverse(
             group.create_task(run_rank(plan, stop=stop))
             await _ready(await machine.address)
             ask(stop)
-        assert machine.events[:3] == ["pinged", "loop started", "equipped"]
+        assert machine.events[:3] == ["pinged", "equipped", "loop started"]
         assert "beat" in machine.events
         assert machine.events[-3:] == ["draining", "channel closed", "loop stopped"]
         assert machine.ticks >= 1
@@ -148,8 +161,46 @@ async def test_ranks_listen_on_ports_in_a_row() -> None:
         async with planned(port=taken - 3, rank=3) as (second, other):
             with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{taken}"):
                 await run_rank(other)
-            assert second.events[-1] == "loop stopped"
+            # It must fail before its group counts on it.
+            assert second.events == ["pinged", "equipped"]
         stop.request()
+
+
+@pytest.mark.medium
+async def test_a_rank_is_not_ready_before_its_group_is_complete() -> None:
+    stop = StopSignals()
+    async with (
+        planned() as (machine, plan),
+        asyncio.timeout(BOUND_S),
+        asyncio.TaskGroup() as group,
+    ):
+        machine.is_complete.clear()
+        group.create_task(run_rank(plan, stop=stop))
+        address = await machine.address
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service="startup"))
+            async for response in watch:
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    break
+            request = health_pb2.HealthCheckRequest(service="readiness")
+            response = await stub.Check(request)
+            assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            await machine.second_tick.wait()
+            response = await stub.Check(request)
+            assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        machine.is_complete.set()
+        await _ready(address)
+        stop.request()
+
+
+async def test_a_rank_that_fails_does_not_wait_for_its_group_to_leave() -> None:
+    async with planned() as (machine, plan), asyncio.timeout(BOUND_S):
+        machine.announce_error = ValueError("a bug")
+        with pytest.raises(ValueError, match="a bug"):
+            await run_rank(plan)
+        assert machine.events[-1] == "loop stopped"
+        assert machine.stop_timeout_s < 2.0
 
 
 @dataclass(frozen=True)
