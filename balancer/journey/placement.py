@@ -29,6 +29,7 @@ from runtime.metrics import Metrics
 _CLEANUP_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a member may get room without telling us
 _RETRY_AFTER_S = 1.0
+_PASSING = (ExclusionCause.SUSPECT, ExclusionCause.STALE, ExclusionCause.NOT_READY)
 
 
 class Placer:
@@ -185,15 +186,12 @@ class Placer:
         """How long to wait for what is missing, counted from the begin of the search.
 
         A first attempt does not wait for members that are not there; it does for one that is only
-        under suspicion or silent for a moment, and a repeated attempt waits for members to come
-        back.
+        under suspicion, silent for a moment or not ready (it is not while the store is away), and a
+        repeated attempt waits for members to come back.
         """
         if isinstance(error, Overloaded):
             return self._limits.slot_wait_s
-        may_return = any(
-            exclusion.cause in (ExclusionCause.SUSPECT, ExclusionCause.STALE)
-            for exclusion in placement.exclusions
-        )
+        may_return = any(exclusion.cause in _PASSING for exclusion in placement.exclusions)
         if isinstance(error, Unavailable) and (journey.attempt > 1 or may_return):
             return self._limits.recovery_wait_s
         return 0.0

@@ -239,3 +239,20 @@ async def test_the_search_of_a_repeated_attempt_ends_with_its_outage() -> None:
         with pytest.raises(Unavailable, match="is ready"):
             async with asyncio.timeout(5), bench.placer.reserved(journey):
                 pytest.fail("nobody is there")
+
+
+async def test_a_first_attempt_waits_for_members_that_are_not_ready() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups)
+        for name in ("d0", "d1"):
+            bench.members.observe(member(name, sequence=2, ready=False), 0.0)
+
+        async def come_back() -> None:
+            await asyncio.sleep(0)
+            bench.members.observe(member("d1", sequence=3), 0.0)
+            bench.placer.look_again()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(come_back())
+            async with asyncio.timeout(5), bench.placer.reserved(bench.journey()) as pair:
+                assert pair.decode.member_id == "d1"
