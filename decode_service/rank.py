@@ -35,7 +35,7 @@ from runtime.heartbeat import Heartbeat
 from runtime.logging import configure_logging
 from runtime.metrics import Metrics
 from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, new_member_id, run_rank
-from runtime.serve import Host, ListenError, StopSignals
+from runtime.serve import Host, ListenError, StopSignals, check_addresses
 from runtime.settings import load_process
 from runtime.startup import exits
 
@@ -54,11 +54,12 @@ STARTUP_ERRORS: Mapping[type[Exception], ExitCode] = {
 
 
 def preflight(settings: DecodeSettings) -> None:
-    """Checks model directory and store before any rank is started.
+    """Checks addresses, model directory and store before any rank is started.
 
     Raises:
         Exception: Of the classes of `STARTUP_ERRORS`.
     """
+    check_addresses(settings.listen, settings.group.ranks)
     layout = kv_layout(
         settings.model.path,
         block_tokens=settings.engine.block_tokens,

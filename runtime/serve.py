@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -72,6 +73,35 @@ class DrainSettings(Settings):
 
 class ListenError(OSError):
     """The address cannot be listened on."""
+
+
+def _refusal(address: str) -> ListenError:
+    return ListenError(
+        f"cannot listen on {address}: taken, or not an address of this machine; "
+        "choose another --port or 0"
+    )
+
+
+def check_addresses(listen: ListenSettings, num_ranks: int) -> None:
+    """Check that each rank of a group could take its address: port + rank, or any if it is 0.
+
+    For a clear word before a group is started; a rank that takes its address can still fail.
+
+    Raises:
+        ListenError: an address is taken or not of this machine.
+    """
+    if not listen.port:
+        return
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    for port in range(listen.port, listen.port + num_ranks):
+        try:
+            with socket.socket(family) as probe:
+                # Connections of an earlier process do not hold the real server up either.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((listen.host, port))
+                probe.listen()
+        except (OSError, OverflowError) as error:
+            raise _refusal(f"{listen.host}:{port}") from error
 
 
 class StopSignals:
@@ -164,10 +194,7 @@ class Host:
         try:
             port = self.server.add_insecure_port(wanted)
         except RuntimeError as error:
-            raise ListenError(
-                f"cannot listen on {wanted}: taken, or not an address of this machine; "
-                "choose another --port or 0"
-            ) from error
+            raise _refusal(wanted) from error
         self.address = f"{self._listen.host}:{port}"
         return self.address
 

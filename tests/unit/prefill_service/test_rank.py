@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,18 @@ def test_no_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert f"{tmp_path}/none.sock cannot be reached" in only_line(capsys)
     with pytest.raises(StoreDown):
         rank.preflight(settings(store=url))
+
+
+def test_a_port_of_a_later_rank_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        arguments = ["--model", str(MODEL), "--store", "memory://", "--ranks", "2"]
+        with pytest.raises(SystemExit) as caught:
+            rank.main([*arguments, "--port", str(taken - 1)])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert f"cannot listen on 127.0.0.1:{taken}" in only_line(capsys)
 
 
 def test_a_store_url_that_names_no_store(capsys: pytest.CaptureFixture[str]) -> None:

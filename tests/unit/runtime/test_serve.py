@@ -24,7 +24,14 @@ from runtime.channel import open_channel
 from runtime.clock import SystemClock
 from runtime.errors import ErrorMap, Reason
 from runtime.metrics import Metrics
-from runtime.serve import DrainSettings, Host, ListenError, ListenSettings, StopSignals
+from runtime.serve import (
+    DrainSettings,
+    Host,
+    ListenError,
+    ListenSettings,
+    StopSignals,
+    check_addresses,
+)
 
 SERVICE = "test.v1.EchoService"
 TIMEOUT_S = 10.0
@@ -416,3 +423,19 @@ async def test_signals_ask_to_stop() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         async with asyncio.timeout(TIMEOUT_S):
             await stop.hurry.wait()
+
+
+def test_addresses_of_a_group_are_checked_before_it_is_started() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{taken}: .*--port"):
+            check_addresses(ListenSettings(port=taken - 1), 2)
+        check_addresses(ListenSettings(port=0), 2)
+    check_addresses(ListenSettings(port=taken), 1)
+
+
+def test_a_group_whose_ports_run_out_is_refused() -> None:
+    with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1:65536"):
+        check_addresses(ListenSettings(port=65536 - 512), 513)
