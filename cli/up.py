@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
                 signals.check()
                 system.check()
         except KeyboardInterrupt:
+            signals.forget()  # this is how it is meant to end
             say("\ndraining")
     say("stopped")
     return ExitCode.OK

@@ -53,6 +53,7 @@ class Client:
     def __init__(
         self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
     ) -> None:
+        check_text("address", address)
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._timeout_s = timeout_s
@@ -195,6 +196,7 @@ class AsyncClient:
     def __init__(
         self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
     ) -> None:
+        check_text("address", address)
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._timeout_s = timeout_s

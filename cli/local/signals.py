@@ -48,6 +48,11 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def forget() -> None:
+    """The interrupt was dealt with: `check` is silent again."""
+    _received.clear()
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` that cancels its task on either signal, where the command is interruptible."""
     if signal.getsignal(signal.SIGINT) is not _interrupt:

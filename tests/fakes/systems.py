@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import CommandError
-from cli.local import launcher
+from cli.local import launcher, signals
 from cli.local.launcher import Row, System
 from cli.local.topology import Topology
 from tests.fakes.processes import ROOT
@@ -60,6 +60,7 @@ def install(monkeypatch: pytest.MonkeyPatch, system: FakeSystem) -> FakeSystem:
         system.topologies.append(topology)
         try:
             yield system
+            signals.check()
         finally:
             system.is_stopped = True
 

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from client import AsyncClient, ChatMessage, Client, ClientError, Completion, Sampling
+from client import (
+    AsyncClient,
+    ChatMessage,
+    Client,
+    ClientError,
+    Completion,
+    InvalidArgument,
+    Sampling,
+)
 from runtime.errors import Unavailable
 from tests.fakes.front_door import PROMPT, FrontDoor, front_door
 from tests.fakes.members import Script, answer
@@ -169,3 +177,10 @@ async def test_deadlines_and_absent_servers() -> None:
         assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "")
         with pytest.raises(ClientError):
             await client.models()
+
+
+async def test_an_address_that_cannot_be_one() -> None:
+    with pytest.raises(InvalidArgument, match=r"^address: character 1 is"):
+        Client("\udcf0:1")
+    with pytest.raises(InvalidArgument, match=r"^address: character 1 is"):
+        AsyncClient("\udcf0:1")
