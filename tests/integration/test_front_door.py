@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.medium, pytest.mark.timeout(200)]
 
 MODEL = ROOT / "models" / "tiny-v4"
 GOLDEN = json.loads((MODEL / "golden.json").read_text(encoding="utf-8"))["cases"]
+LEGS = ("decode", "prefill")
 LONG = next(case for case in GOLDEN if len(case["input_ids"]) == 350)
 
 
@@ -250,7 +251,10 @@ def test_bad_requests_hurt_nobody(system: System) -> None:
 def test_nothing_was_repeated_but_for_the_corruption(system: System) -> None:
     values = statistics(system)
     repeated = {key for key, value in values.items() if "redispatch" in key and value}
-    assert repeated == {"disagg_redispatch_total{reason=corrupt,stage=decode}"}
+    # A damaged record of attempts is found by whoever looks first.
+    corrupt = [f"disagg_redispatch_total{{reason=corrupt,stage={leg}}}" for leg in LEGS]
+    assert corrupt[0] in repeated
+    assert repeated <= set(corrupt)
     assert values["clean_ups_failed"] == 0
 
 
