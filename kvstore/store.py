@@ -240,6 +240,7 @@ class KvStore:
 
         Raises:
             StaleAttempt: A newer attempt began already.
+            BlockCorrupt: The record of attempts was damaged; start the next attempt.
         """
         with counted(self._counters):
             self._handoffs.begin_attempt(request_id, attempt)
