@@ -231,7 +231,7 @@ def test_memory_pressure_preempts_and_stays_exact() -> None:
 def test_without_the_promise_tokens_differ_only_at_near_ties() -> None:
     """With `batch_invariant` off a row may round differently; by how much is bounded.
 
-    The stated bound: logits move by less than 5e-4 (seen: below 1e-4), so a token can change only
+    The stated bound: logits move by less than 5e-4 (seen: 1.0e-5), so a token can change only
     where the two best logits are closer than 1e-3.
     """
     model = load(TINY)
