@@ -1,0 +1,56 @@
+"""The row groups a model's forward pass uses on one rank.
+
+Built by `open_ports` from a layout; a layer asks a group for its size and never builds one. Groups
+of one rank are `LoneGroup`s, whose collectives move nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from engine.parallel.rows.modes import Path
+from engine.parallel.rows.transitions import RowGroup
+
+
+class LoneGroup:
+    """The group of one rank."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def all_reduce(self, rows: Tensor) -> Tensor:
+        """See `RowGroup.all_reduce`."""
+        return rows
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """See `RowGroup.all_gather`."""
+        return rows
+
+    def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `RowGroup.reduce_scatter`."""
+        if list(sizes) != [len(rows)]:
+            raise ValueError(f"{len(rows)} rows do not split into {list(sizes)} for 1")
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroups:
+    """Who shares rows with this rank inside a step.
+
+    Args:
+        cp: ranks that share the tokens of this rank's engine (contiguous for attn_tp 1).
+        attn_tp: ranks that share the attention heads of this rank's engine.
+        domain: all ranks of the TP domain; path A gathers rows to all of them.
+        path: how rows reach the experts, equal on all ranks.
+    """
+
+    cp: RowGroup = field(default_factory=lambda: LoneGroup("cp"))
+    attn_tp: RowGroup = field(default_factory=lambda: LoneGroup("attn_tp"))
+    domain: RowGroup = field(default_factory=lambda: LoneGroup("domain"))
+    path: Path = Path.DIRECT

@@ -1,0 +1,26 @@
+"""Groups of one rank move nothing."""
+
+import pytest
+import torch
+
+from engine.parallel.rank_groups import LoneGroup, RankGroups
+from engine.parallel.rows.modes import Path
+
+
+def test_collectives_of_one_rank_give_the_rows_back() -> None:
+    group = LoneGroup("cp")
+    rows = torch.arange(6.0).view(3, 2)
+    assert torch.equal(group.all_reduce(rows), rows)
+    assert torch.equal(group.all_gather(rows), rows)
+    assert torch.equal(group.reduce_scatter(rows, [3]), rows)
+
+
+def test_a_split_for_more_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"3 rows do not split into \[2, 1\] for 1"):
+        LoneGroup("cp").reduce_scatter(torch.zeros(3, 2), [2, 1])
+
+
+def test_without_a_layout_every_group_is_one_rank() -> None:
+    groups = RankGroups()
+    assert (groups.cp.size, groups.attn_tp.size, groups.domain.size) == (1, 1, 1)
+    assert groups.path is Path.DIRECT
