@@ -1,7 +1,7 @@
 """The whole model, read top to bottom: embed, layers, collapse, norm, head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from engine.model.moe import MIN_EXPERT_ROWS, MixtureOfExperts
 from engine.model.weights import Weights, load_weights
 from engine.parallel.dispatch import Dispatcher
 from engine.parallel.experts import LoadWindow
+from engine.parallel.rank_groups import RankGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class ModelParts:
     quantisers: bool
     min_expert_rows: int
     loads: LoadWindow | None = None
+    groups: RankGroups = field(default_factory=RankGroups)
 
 
 class DecoderLayer:
@@ -118,6 +120,7 @@ class Decoder:
         batch_invariant: bool = True,
         placement: ExpertPlacement | None = None,
         loads: LoadWindow | None = None,
+        groups: RankGroups | None = None,
     ) -> "Decoder":
         """Loads a rank's part of a checkpoint directory.
 
@@ -129,6 +132,7 @@ class Decoder:
             batch_invariant: Whether a row's result may not depend on its neighbours.
             placement: Which slots hold which experts, equal on all ranks; None is one slot each.
             loads: Takes the choices of every step, if experts are to be moved by load.
+            groups: Who shares rows and heads with this rank; None is nobody.
 
         Raises:
             CheckpointError: files or tensors that are missing, truncated or of another shape.
@@ -148,6 +152,7 @@ class Decoder:
                 quantisers=layout.quantisers,
                 min_expert_rows=MIN_EXPERT_ROWS if batch_invariant else 1,
                 loads=loads,
+                groups=groups or RankGroups(),
             )
         )
 
