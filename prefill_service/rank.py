@@ -1,261 +1,71 @@
-"""The process of one prefill rank, and the supervisor of a group of them.
+"""The prefill role: what a rank process of prefill serves. Its life is `serving.rank`'s."""
 
-`main` checks what can be checked at once and starts one process per rank; `serve_rank` builds the
-engine of a rank, opens the store and serves until it is asked to stop.
-"""
-
-import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, closing
 
-from disagg.admin import SERVICE as ADMIN_SERVICE
-from disagg.admin import AdminServicer
-from disagg.announce import Announcement, MemberCard, beat_over
-from disagg.v1 import admin_pb2_grpc, membership_pb2, prefill_pb2_grpc
-from engine.async_engine import AsyncEngine
-from engine.build import BuiltEngine, build_engine, kv_layout
-from engine.config import EngineRole, EngineSettings
-from engine.handoff import KvLayout
-from engine.model.weights import load_weights
-from engine.parallel.worker import RankContext, run_group
-from kvstore.config import KvStoreConfig
-from kvstore.errors import KvStoreError
-from kvstore.store import KvStore, open_store
+import grpc.aio
+
+from disagg.v1 import prefill_pb2_grpc
+from engine.config import EngineRole
+from engine.parallel.worker import RankContext
 from prefill_service.config import PrefillSettings
-from prefill_service.prefill import (
-    PrefillPath,
-)
+from prefill_service.prefill import PrefillPath
 from prefill_service.publisher import BoundaryPolicy
 from prefill_service.server import SERVICE, WORK, PrefillServicer, error_map
 from runtime.budget import Budget
-from runtime.channel import open_channel
-from runtime.clock import Clock, SystemClock, system_random
-from runtime.errors import ExitCode
-from runtime.heartbeat import Heartbeat
-from runtime.logging import configure_logging
-from runtime.metrics import Metrics
-from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, new_member_id, run_rank
-from runtime.serve import Host, ListenError, StopSignals, check_addresses
-from runtime.settings import load_process
-from runtime.startup import exits
-
-ROLE = "prefill"
-PROG = "prefill_service"
-# A file or environment may hold the settings of all roles; these sections are not ours.
-FOREIGN_SECTIONS = ("admission", "fetch", "membership", "routing")
-
-STARTUP_ERRORS: Mapping[type[Exception], ExitCode] = {
-    # Settings, config.json, checkpoint and layout: all are kinds of ValueError.
-    ValueError: ExitCode.CONFIGURATION,
-    FileNotFoundError: ExitCode.CONFIGURATION,
-    ListenError: ExitCode.CONFIGURATION,
-    KvStoreError: ExitCode.DEPENDENCY,
-}
+from serving import rank
+from serving.rank import Parts, Role, Service
 
 
-def preflight(settings: PrefillSettings) -> None:
-    """Checks addresses, model directory and store before any rank is started.
-
-    Raises:
-        Exception: Of the classes of `STARTUP_ERRORS`.
-    """
-    check_addresses(settings.listen, settings.group.ranks)
-    layout = kv_layout(
-        settings.model.path,
-        block_tokens=settings.engine.block_tokens,
-        kv_quantisers=settings.model.kv_quantisers,
+def open_service(parts: Parts[PrefillSettings]) -> Service:
+    """Builds the path of a prompt and its servicer."""
+    publish = parts.settings.publish
+    path = PrefillPath(
+        engine=parts.engine,
+        store=parts.store,
+        layout=parts.layout,
+        policy=BoundaryPolicy(every_blocks=publish.state_every_blocks),
+        budget=Budget(
+            "bytes of KV in flight", publish.max_bytes_in_flight, max_waiting=publish.max_waiting
+        ),
+        executor=parts.threads["read"],
+        writers=parts.threads["write"],
+        clock=parts.clock,
+        metrics=parts.metrics,
     )
-    load_weights(settings.model.path, layout.config)
-    with closing(_open_store(settings, layout, "preflight", 0, SystemClock())) as store:
-        store.ping()
+    servicer = PrefillServicer(path, default_timeout_s=parts.settings.limits.default_timeout_s)
+
+    def register(server: grpc.aio.Server) -> None:
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
+
+    return Service(register=register, statistics=path.statistics)
+
+
+ROLE = Role(
+    kind=EngineRole.PREFILL,
+    prog="prefill_service",
+    entry=f"{__name__}:serve_rank",
+    description="Prompt to ticket.",
+    settings=PrefillSettings,
+    # A file or environment may hold the settings of all roles; these sections are not ours.
+    foreign_sections=("admission", "fetch", "membership", "routing"),
+    service=SERVICE,
+    work=WORK,
+    errors=error_map,
+    threads=lambda settings: {
+        "write": settings.publish.writers,
+        "read": settings.publish.readers,
+    },
+    open=open_service,
+)
 
 
 def serve_rank(
     context: RankContext, options: Mapping[str, str | int | float | bool | None]
 ) -> None:
-    """Runs one rank until it is asked to stop; the entry of a rank process.
-
-    Args:
-        context: Its place in the group.
-        options: `settings`: all settings as JSON.
-
-    Raises:
-        SystemExit: The rank cannot start, or failed.
-    """
-    settings = PrefillSettings.model_validate_json(str(options["settings"]))
-    configure_logging(
-        level=settings.log.level,
-        form=settings.log.form,
-        facts={"role": ROLE, "group": context.group_name, "rank": str(context.rank)},
-    )
-    with exits(f"{settings.group.name}-r{context.rank}", STARTUP_ERRORS):
-        built = build_engine(
-            settings.model.path,
-            EngineSettings(
-                role=EngineRole.PREFILL,
-                kv_memory_bytes=settings.engine.kv_memory_bytes,
-                max_num_seqs=settings.engine.max_num_seqs,
-                max_num_batched_tokens=settings.engine.max_num_batched_tokens,
-                max_waiting=settings.engine.max_waiting,
-                max_model_len=settings.engine.max_model_len,
-                batch_invariant=settings.engine.batch_invariant,
-                rank=context.rank,
-                num_ranks=context.num_ranks,
-            ),
-            layout=kv_layout(
-                settings.model.path,
-                block_tokens=settings.engine.block_tokens,
-                kv_quantisers=settings.model.kv_quantisers,
-            ),
-            context=context,
-            kv_quantisers=settings.model.kv_quantisers,
-            min_redundant=settings.engine.min_redundant,
-            rebalance_interval_steps=settings.engine.rebalance_interval_steps,
-        )
-        try:
-            asyncio.run(_serve(context, settings, built))
-        finally:
-            built.ports.close()
-
-
-async def _serve(context: RankContext, settings: PrefillSettings, built: BuiltEngine) -> None:
-    clock, metrics, layout = SystemClock(), Metrics(), built.layout
-    member_id = new_member_id(ROLE, context.group_name, context.rank)
-    with (
-        ThreadPoolExecutor(settings.publish.writers, "write") as writers,
-        ThreadPoolExecutor(settings.publish.readers, "read") as executor,
-        # Of its own: a rank is not unready because its other threads are busy.
-        ThreadPoolExecutor(1, "ping") as pinger,
-        closing(_open_store(settings, layout, member_id, context.rank, clock)) as store,
-    ):
-        engine = AsyncEngine(built.engine, clock=clock.now)
-        path = PrefillPath(
-            engine=engine,
-            store=store,
-            layout=layout,
-            policy=BoundaryPolicy(every_blocks=settings.publish.state_every_blocks),
-            budget=Budget(
-                "bytes of KV in flight",
-                settings.publish.max_bytes_in_flight,
-                max_waiting=settings.publish.max_waiting,
-            ),
-            executor=executor,
-            writers=writers,
-            clock=clock,
-            metrics=metrics,
-        )
-
-        def equip(host: Host) -> None:
-            servicer = PrefillServicer(path, default_timeout_s=settings.limits.default_timeout_s)
-            prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, host.server)
-            admin = AdminServicer(
-                role=ROLE,
-                version=installed_version("disagg"),
-                fingerprint=layout.fingerprint,
-                begin_drain=host.begin_drain,
-                end_drain=host.end_drain,
-                running=lambda: host.running,
-                statistics=lambda: (
-                    metrics.snapshot()
-                    | gauges("path", path.statistics())
-                    | gauges("engine", engine.statistics())
-                    | gauges("store", store.statistics())
-                ),
-            )
-            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, host.server)
-
-        def announce(host: Host, stop: StopSignals, stack: AsyncExitStack) -> list[Heartbeat]:
-            announcement = Announcement(
-                MemberCard(
-                    member_id=member_id,
-                    role=membership_pb2.MEMBER_ROLE_PREFILL,
-                    address=host.address,
-                    group_id=context.group_name,
-                    rank=context.rank,
-                    group_size=context.num_ranks,
-                    fingerprint=layout.fingerprint,
-                    model=settings.model.name or settings.model.path.resolve().name,
-                    max_model_len=built.engine.context_tokens,
-                    block_tokens=layout.block_tokens,
-                ),
-                load=engine.statistics,
-                progress_age_s=engine.progress_age_s,
-                is_ready=lambda: host.health.is_ready,
-                is_draining=lambda: host.is_draining or stop.drain.is_set(),
-            )
-            heartbeats = []
-            for balancer in settings.announce.balancers:
-                channel = open_channel(balancer)
-                stack.push_async_callback(channel.close)
-                beat = beat_over(channel, announcement, on_drain=host.begin_drain)
-                heartbeats.append(Heartbeat(balancer, beat, clock=clock, uniform=system_random()))
-            return heartbeats
-
-        await run_rank(
-            RankPlan(
-                role=ROLE,
-                rank=context.rank,
-                services=[SERVICE, ADMIN_SERVICE],
-                work=WORK,
-                listen=settings.listen,
-                drain=settings.drain,
-                errors=error_map(),
-                metrics=metrics,
-                clock=clock,
-                executor=pinger,
-                step_loop=engine,
-                dependency="store",
-                ping=store.ping,
-                equip=equip,
-                announce=announce,
-            )
-        )
-
-
-def _open_store(
-    settings: PrefillSettings, layout: KvLayout, owner: str, rank: int, clock: Clock
-) -> KvStore:
-    config = KvStoreConfig(
-        block_tokens=layout.block_tokens,
-        owner=owner,
-        owner_rank=rank,
-        timeout_s=settings.store.timeout_s,
-        cache_ttl_s=settings.store.cache_ttl_s,
-        handoff_ttl_s=settings.store.handoff_ttl_s,
-        claim_ttl_s=settings.store.claim_ttl_s,
-    )
-    return open_store(settings.store.url, config, fingerprint=layout.fingerprint, clock=clock.now)
+    """The entry of a rank process; see `serving.rank.serve_rank`."""
+    rank.serve_rank(ROLE, context, options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Loads the settings, checks what can be checked at once, and runs the ranks; the exit code.
-
-    Args:
-        arguments: The command line; that of the process if absent.
-
-    Raises:
-        SystemExit: Bad settings or model (2), or a store that does not answer (3).
-    """
-    settings = load_process(
-        PrefillSettings,
-        arguments,
-        prog=PROG,
-        description="Prompt to ticket.",
-        example=f"python -m {PROG} --model models/tiny-v4 --store redis://127.0.0.1:6379 "
-        "--balancer 127.0.0.1:50051 --ranks 2",
-        foreign_sections=FOREIGN_SECTIONS,
-    ).value
-    configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": ROLE})
-    with exits(PROG, STARTUP_ERRORS):
-        preflight(settings)
-        return run_group(
-            f"{__name__}:serve_rank",
-            settings.group.ranks,
-            {"settings": settings.model_dump_json()},
-            backend=settings.group.backend,
-            group_name=settings.group.name,
-            collective_timeout_s=settings.group.collective_timeout_s,
-            start_timeout_s=settings.group.start_timeout_s,
-            drain_timeout_s=settings.drain.max_s + 2 * LEAVE_S,
-        )
+    """Runs a group of prefill ranks; see `serving.rank.supervise`."""
+    return rank.supervise(ROLE, arguments)

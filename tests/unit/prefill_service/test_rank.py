@@ -1,118 +1,37 @@
-"""Starting a prefill group: what is refused before a process is started, and how it is said."""
+"""What the prefill role is made of; what refuses a start is tested with `serving.rank`."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import socket
-from pathlib import Path
+import importlib
 
 import pytest
 
-from engine.build import kv_layout
-from kvstore.errors import StoreDown
-from prefill_service import rank
 from prefill_service.config import PrefillSettings
+from prefill_service.rank import ROLE, main
 from runtime.errors import ExitCode
 from runtime.settings import load
 
-MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
+
+def test_the_entry_of_a_rank_process_can_be_imported() -> None:
+    module, _, function = ROLE.entry.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    assert (ROLE.name, ROLE.prog) == ("prefill", "prefill_service")
 
 
-@pytest.fixture(autouse=True)
-def _logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "configure_logging", lambda **_: None)
+def test_threads_follow_the_settings() -> None:
+    given = {"store.url": "memory://", "publish.writers": "3"}
+    settings = load(PrefillSettings, flags=given, environment={}).value
+    assert dict(ROLE.threads(settings)) == {"write": 3, "read": 2}
 
 
-def settings(model: Path = MODEL, store: str = "memory://", **flags: str) -> PrefillSettings:
-    given = {"model.path": str(model), "store.url": store, **flags}
-    return load(PrefillSettings, flags=given, environment={}).value
-
-
-def only_line(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("{")]
-    assert len(lines) == 1
-    return lines[0]
-
-
-def test_a_good_model_and_a_store_pass() -> None:
-    rank.preflight(settings())
-
-
-def test_no_model_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    missing = tmp_path / "no-model"
-    with pytest.raises(SystemExit) as caught:
-        rank.main(["--model", str(missing), "--store", "memory://"])
-    assert caught.value.code == ExitCode.CONFIGURATION
-    line = only_line(capsys)
-    assert line.startswith("prefill_service: ")
-    assert str(missing) in line
-
-
-def test_a_config_that_is_not_servable(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
-    del config["hidden_size"]
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(SystemExit) as caught:
-        rank.main(["--model", str(tmp_path), "--store", "memory://"])
-    assert caught.value.code == ExitCode.CONFIGURATION
-    assert "hidden_size" in only_line(capsys)
-
-
-def test_a_checkpoint_that_is_cut_short(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        data = (MODEL / name).read_bytes()
-        (tmp_path / name).write_bytes(data if name == "config.json" else data[: len(data) // 2])
-    with pytest.raises(SystemExit) as caught:
-        rank.main(["--model", str(tmp_path), "--store", "memory://"])
-    assert caught.value.code == ExitCode.CONFIGURATION
-    assert "model.safetensors is not a complete safetensors file" in only_line(capsys)
-
-
-def test_a_block_size_the_model_cannot_have(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        rank.main(["--model", str(MODEL), "--store", "memory://", "--engine-block-tokens", "33"])
-    assert caught.value.code == ExitCode.CONFIGURATION
-    assert "block_tokens is 33" in only_line(capsys)
-
-
-def test_no_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    url = f"unix://{tmp_path}/none.sock"
-    with pytest.raises(SystemExit) as caught:
-        rank.main(["--model", str(MODEL), "--store", url])
-    assert caught.value.code == ExitCode.DEPENDENCY
-    assert f"{tmp_path}/none.sock cannot be reached" in only_line(capsys)
-    with pytest.raises(StoreDown):
-        rank.preflight(settings(store=url))
-
-
-def test_a_port_of_a_later_rank_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        taken = holder.getsockname()[1]
-        arguments = ["--model", str(MODEL), "--store", "memory://", "--ranks", "2"]
-        with pytest.raises(SystemExit) as caught:
-            rank.main([*arguments, "--port", str(taken - 1)])
-    assert caught.value.code == ExitCode.CONFIGURATION
-    assert f"cannot listen on 127.0.0.1:{taken}" in only_line(capsys)
-
-
-def test_a_store_url_that_names_no_store(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        rank.main(["--model", str(MODEL), "--store", "ftp://x"])
-    assert caught.value.code == ExitCode.CONFIGURATION
-    assert "store URL has scheme 'ftp'" in only_line(capsys)
+def test_a_shared_file_may_hold_the_sections_of_other_roles() -> None:
+    own = set(PrefillSettings.model_fields)
+    assert "fetch" in ROLE.foreign_sections
+    assert not own & set(ROLE.foreign_sections)
 
 
 def test_no_store_was_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        rank.main([])
+        main([])
     assert caught.value.code == ExitCode.CONFIGURATION
-    assert "store.url is required" in capsys.readouterr().err
-
-
-def test_the_fingerprint_does_not_depend_on_the_place_of_the_model(tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(MODEL / name, tmp_path / name)
-    assert kv_layout(tmp_path).fingerprint == kv_layout(MODEL).fingerprint
+    assert capsys.readouterr().err == "prefill_service: store.url is required and was not given\n"

@@ -1,0 +1,346 @@
+"""The process of one rank that runs an engine, and the supervisor of a group of them.
+
+`supervise` checks what can be checked at once and starts one process per rank; `serve_rank` builds
+the engine of a rank, opens the store and serves until it is asked to stop. What is served is a
+`Role`: the one thing in which the services differ.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import grpc.aio
+
+from disagg.admin import SERVICE as ADMIN_SERVICE
+from disagg.admin import AdminServicer
+from disagg.announce import Announcement, MemberCard, beat_over
+from disagg.v1 import admin_pb2_grpc, membership_pb2
+from engine.async_engine import AsyncEngine
+from engine.build import BuiltEngine, build_engine, kv_layout
+from engine.config import EngineRole, EngineSettings
+from engine.handoff import KvLayout
+from engine.model.weights import load_weights
+from engine.parallel.worker import RankContext, run_group
+from kvstore.config import KvStoreConfig
+from kvstore.errors import KvStoreError
+from kvstore.store import KvStore, open_store
+from runtime.channel import open_channel
+from runtime.clock import Clock, SystemClock, system_random
+from runtime.errors import ErrorMap, ExitCode
+from runtime.heartbeat import Heartbeat
+from runtime.logging import configure_logging
+from runtime.metrics import Metrics
+from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, new_member_id, run_rank
+from runtime.serve import Host, ListenError, StopSignals, check_addresses
+from runtime.settings import load_process
+from runtime.startup import exits
+from serving.settings import EngineProcessSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+STARTUP_ERRORS: Mapping[type[Exception], ExitCode] = {
+    # Settings, config.json, checkpoint and layout: all are kinds of ValueError.
+    ValueError: ExitCode.CONFIGURATION,
+    FileNotFoundError: ExitCode.CONFIGURATION,
+    ListenError: ExitCode.CONFIGURATION,
+    KvStoreError: ExitCode.DEPENDENCY,
+}
+
+_MEMBER_ROLES = {
+    EngineRole.PREFILL: membership_pb2.MEMBER_ROLE_PREFILL,
+    EngineRole.DECODE: membership_pb2.MEMBER_ROLE_DECODE,
+}
+
+S = TypeVar("S", bound=EngineProcessSettings)
+
+
+async def _nothing() -> None:
+    """No housekeeping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts(Generic[S]):
+    """What a role builds its service on; lives as long as the rank."""
+
+    settings: S
+    engine: AsyncEngine
+    store: KvStore
+    layout: KvLayout
+    clock: Clock
+    metrics: Metrics
+    threads: Mapping[str, Executor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a role serves.
+
+    Args:
+        register: Adds its servicers to a server.
+        statistics: Of the path of a request, for `GetServerInfo`.
+        on_tick: Housekeeping, about twice a second.
+    """
+
+    register: Callable[[grpc.aio.Server], None]
+    statistics: Callable[[], "DataclassInstance"]
+    on_tick: Callable[[], Awaitable[object]] = _nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role(Generic[S]):
+    """One kind of rank process.
+
+    Args:
+        kind: Of its engine; its value is the name of the role.
+        prog: Name of the program.
+        entry: "package.module:function", called in each rank process; ends in `serve_rank`.
+        description: One line for `--help`.
+        settings: Class of its settings.
+        foreign_sections: Sections of other roles that a shared file may hold.
+        service: Full name of what is served, for health and reflection.
+        work: Full method names that are work; see `runtime.serve.Host`.
+        errors: Its error table.
+        threads: Sizes of the thread pools it wants, by name.
+        open: Builds what is served.
+    """
+
+    kind: EngineRole
+    prog: str
+    entry: str
+    description: str
+    settings: type[S]
+    foreign_sections: Sequence[str]
+    service: str
+    work: frozenset[str]
+    errors: Callable[[], ErrorMap]
+    threads: Callable[[S], Mapping[str, int]]
+    open: Callable[[Parts[S]], Service]
+
+    @property
+    def name(self) -> str:
+        """Such as `prefill`."""
+        return self.kind.value
+
+
+def preflight(settings: EngineProcessSettings) -> None:
+    """Checks addresses, model directory and store before any rank is started.
+
+    Raises:
+        Exception: Of the classes of `STARTUP_ERRORS`.
+    """
+    check_addresses(settings.listen, settings.group.ranks)
+    layout = _layout(settings)
+    load_weights(settings.model.path, layout.config)
+    with closing(_open_store(settings, layout, "preflight", 0, SystemClock())) as store:
+        store.ping()
+
+
+def supervise(role: Role[S], arguments: Sequence[str] | None = None) -> int:
+    """Loads the settings, checks what can be checked at once, and runs the ranks; the exit code.
+
+    Args:
+        role: What the ranks are.
+        arguments: The command line; that of the process if absent.
+
+    Raises:
+        SystemExit: Bad settings or model (2), or a store that does not answer (3).
+    """
+    settings = load_process(
+        role.settings,
+        arguments,
+        prog=role.prog,
+        description=role.description,
+        example=f"python -m {role.prog} --model models/tiny-v4 --store redis://127.0.0.1:6379 "
+        "--balancer 127.0.0.1:50051 --ranks 2",
+        foreign_sections=role.foreign_sections,
+    ).value
+    configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": role.name})
+    with exits(role.prog, STARTUP_ERRORS):
+        preflight(settings)
+        return run_group(
+            role.entry,
+            settings.group.ranks,
+            {"settings": settings.model_dump_json()},
+            backend=settings.group.backend,
+            group_name=settings.group.name,
+            collective_timeout_s=settings.group.collective_timeout_s,
+            start_timeout_s=settings.group.start_timeout_s,
+            drain_timeout_s=settings.drain.max_s + 2 * LEAVE_S,
+        )
+
+
+def serve_rank(
+    role: Role[S], context: RankContext, options: Mapping[str, str | int | float | bool | None]
+) -> None:
+    """Runs one rank until it is asked to stop.
+
+    Args:
+        role: What it is.
+        context: Its place in the group.
+        options: `settings`: all settings as JSON.
+
+    Raises:
+        SystemExit: The rank cannot start, or failed.
+    """
+    settings = role.settings.model_validate_json(str(options["settings"]))
+    configure_logging(
+        level=settings.log.level,
+        form=settings.log.form,
+        facts={"role": role.name, "group": context.group_name, "rank": str(context.rank)},
+    )
+    with exits(f"{settings.group.name}-r{context.rank}", STARTUP_ERRORS):
+        built = _build(role, settings, context)
+        try:
+            asyncio.run(_serve(role, context, settings, built))
+        finally:
+            built.ports.close()
+
+
+def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine:
+    section = settings.engine
+    return build_engine(
+        settings.model.path,
+        EngineSettings(
+            role=role.kind,
+            kv_memory_bytes=section.kv_memory_bytes,
+            max_num_seqs=section.max_num_seqs,
+            max_num_batched_tokens=section.max_num_batched_tokens,
+            max_waiting=section.max_waiting,
+            max_model_len=section.max_model_len,
+            batch_invariant=section.batch_invariant,
+            rank=context.rank,
+            num_ranks=context.num_ranks,
+        ),
+        layout=_layout(settings),
+        context=context,
+        kv_quantisers=settings.model.kv_quantisers,
+        min_redundant=section.min_redundant,
+        rebalance_interval_steps=section.rebalance_interval_steps,
+    )
+
+
+async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltEngine) -> None:
+    clock, metrics, layout = SystemClock(), Metrics(), built.layout
+    member_id = new_member_id(role.name, context.group_name, context.rank)
+    with ExitStack() as stack:
+        threads = {
+            name: stack.enter_context(ThreadPoolExecutor(size, name))
+            for name, size in role.threads(settings).items()
+        }
+        # Of its own: a rank is not unready because its other threads are busy.
+        pinger = stack.enter_context(ThreadPoolExecutor(1, "ping"))
+        store = stack.enter_context(
+            closing(_open_store(settings, layout, member_id, context.rank, clock))
+        )
+        engine = AsyncEngine(built.engine, clock=clock.now)
+        parts = Parts(
+            settings=settings,
+            engine=engine,
+            store=store,
+            layout=layout,
+            clock=clock,
+            metrics=metrics,
+            threads=threads,
+        )
+        service = role.open(parts)
+        await run_rank(
+            RankPlan(
+                role=role.name,
+                rank=context.rank,
+                services=[role.service, ADMIN_SERVICE],
+                work=role.work,
+                listen=settings.listen,
+                drain=settings.drain,
+                errors=role.errors(),
+                metrics=metrics,
+                clock=clock,
+                executor=pinger,
+                step_loop=engine,
+                dependency="store",
+                ping=store.ping,
+                equip=_equipment(role, parts, service),
+                announce=_announcer(role, context, parts, built, member_id),
+                on_tick=service.on_tick,
+            )
+        )
+
+
+def _equipment(role: Role[S], parts: Parts[S], service: Service) -> Callable[[Host], None]:
+    def equip(host: Host) -> None:
+        service.register(host.server)
+        admin = AdminServicer(
+            role=role.name,
+            version=installed_version("disagg"),
+            fingerprint=parts.layout.fingerprint,
+            begin_drain=host.begin_drain,
+            end_drain=host.end_drain,
+            running=lambda: host.running,
+            statistics=lambda: (
+                parts.metrics.snapshot()
+                | gauges("path", service.statistics())
+                | gauges("engine", parts.engine.statistics())
+                | gauges("store", parts.store.statistics())
+            ),
+        )
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, host.server)
+
+    return equip
+
+
+def _announcer(
+    role: Role[S], context: RankContext, parts: Parts[S], built: BuiltEngine, member_id: str
+) -> Callable[[Host, StopSignals, AsyncExitStack], list[Heartbeat]]:
+    settings, engine, layout = parts.settings, parts.engine, parts.layout
+
+    def announce(host: Host, stop: StopSignals, stack: AsyncExitStack) -> list[Heartbeat]:
+        announcement = Announcement(
+            MemberCard(
+                member_id=member_id,
+                role=_MEMBER_ROLES[role.kind],
+                address=host.address,
+                group_id=context.group_name,
+                rank=context.rank,
+                group_size=context.num_ranks,
+                fingerprint=layout.fingerprint,
+                model=settings.model.name or settings.model.path.resolve().name,
+                max_model_len=built.engine.context_tokens,
+                block_tokens=layout.block_tokens,
+            ),
+            load=engine.statistics,
+            progress_age_s=engine.progress_age_s,
+            is_ready=lambda: host.health.is_ready,
+            is_draining=lambda: host.is_draining or stop.drain.is_set(),
+        )
+        heartbeats = []
+        for balancer in settings.announce.balancers:
+            channel = open_channel(balancer)
+            stack.push_async_callback(channel.close)
+            beat = beat_over(channel, announcement, on_drain=host.begin_drain)
+            heartbeats.append(Heartbeat(balancer, beat, clock=parts.clock, uniform=system_random()))
+        return heartbeats
+
+    return announce
+
+
+def _layout(settings: EngineProcessSettings) -> KvLayout:
+    return kv_layout(
+        settings.model.path,
+        block_tokens=settings.engine.block_tokens,
+        kv_quantisers=settings.model.kv_quantisers,
+    )
+
+
+def _open_store(
+    settings: EngineProcessSettings, layout: KvLayout, owner: str, rank: int, clock: Clock
+) -> KvStore:
+    config = KvStoreConfig(
+        block_tokens=layout.block_tokens,
+        owner=owner,
+        owner_rank=rank,
+        **settings.store.model_dump(exclude={"url"}),
+    )
+    return open_store(settings.store.url, config, fingerprint=layout.fingerprint, clock=clock.now)

@@ -1,0 +1,143 @@
+"""Starting a group of either role: what is refused before a process starts, and how it is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import decode_service.rank
+import prefill_service.rank
+from engine.build import kv_layout
+from kvstore.errors import StoreDown
+from prefill_service.config import PrefillSettings
+from runtime.errors import ExitCode
+from runtime.settings import load
+from serving import rank
+from serving.rank import Role
+
+MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
+
+
+@pytest.fixture(autouse=True)
+def _logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "configure_logging", lambda **_: None)
+
+
+@pytest.fixture(
+    params=[prefill_service.rank.ROLE, decode_service.rank.ROLE], ids=lambda role: role.name
+)
+def role(request: pytest.FixtureRequest) -> Role[Any]:
+    return cast("Role[Any]", request.param)
+
+
+def settings(model: Path = MODEL, store: str = "memory://", **flags: str) -> PrefillSettings:
+    given = {"model.path": str(model), "store.url": store, **flags}
+    return load(PrefillSettings, flags=given, environment={}).value
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_good_model_and_a_store_pass() -> None:
+    rank.preflight(settings())
+
+
+def test_no_model_directory(
+    role: Role[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing = tmp_path / "no-model"
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, ["--model", str(missing), "--store", "memory://"])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    line = only_line(capsys)
+    assert line.startswith(f"{role.name}_service: ")
+    assert str(missing) in line
+
+
+def test_a_config_that_is_not_servable(
+    role: Role[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = json.loads((MODEL / "config.json").read_text(encoding="utf-8"))
+    del config["hidden_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, ["--model", str(tmp_path), "--store", "memory://"])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "hidden_size" in only_line(capsys)
+
+
+def test_a_checkpoint_that_is_cut_short(
+    role: Role[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        data = (MODEL / name).read_bytes()
+        (tmp_path / name).write_bytes(data if name == "config.json" else data[: len(data) // 2])
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, ["--model", str(tmp_path), "--store", "memory://"])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "model.safetensors is not a complete safetensors file" in only_line(capsys)
+
+
+def test_a_block_size_the_model_cannot_have(
+    role: Role[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(
+            role, ["--model", str(MODEL), "--store", "memory://", "--engine-block-tokens", "33"]
+        )
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "block_tokens is 33" in only_line(capsys)
+
+
+def test_no_store(role: Role[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/none.sock"
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, ["--model", str(MODEL), "--store", url])
+    assert caught.value.code == ExitCode.DEPENDENCY
+    assert f"{tmp_path}/none.sock cannot be reached" in only_line(capsys)
+    with pytest.raises(StoreDown):
+        rank.preflight(settings(store=url))
+
+
+def test_a_port_of_a_later_rank_is_taken(
+    role: Role[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        arguments = ["--model", str(MODEL), "--store", "memory://", "--ranks", "2"]
+        with pytest.raises(SystemExit) as caught:
+            rank.supervise(role, [*arguments, "--port", str(taken - 1)])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert f"cannot listen on 127.0.0.1:{taken}" in only_line(capsys)
+
+
+def test_a_store_url_that_names_no_store(
+    role: Role[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, ["--model", str(MODEL), "--store", "ftp://x"])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "store URL has scheme 'ftp'" in only_line(capsys)
+
+
+def test_no_store_was_named(role: Role[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, [])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "store.url is required" in capsys.readouterr().err
+
+
+def test_the_fingerprint_does_not_depend_on_the_place_of_the_model(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(MODEL / name, tmp_path / name)
+    assert kv_layout(tmp_path).fingerprint == kv_layout(MODEL).fingerprint
