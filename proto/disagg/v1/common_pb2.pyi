@@ -179,7 +179,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("placement_us", "prefill_queue_us", "prefix_load_us", "prefill_us", "commit_us", "fetch_us", "decode_us", "first_token_us", "total_us", "published_bytes", "prefix_bytes", "fetched_bytes", "prefill_member", "decode_member")
+    __slots__ = ("placement_us", "prefill_queue_us", "prefix_load_us", "prefill_us", "commit_us", "fetch_us", "decode_us", "first_token_us", "total_us", "published_bytes", "prefix_bytes", "fetched_bytes", "prefill_member", "decode_member", "prefetched_bytes")
     PLACEMENT_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREFIX_LOAD_US_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,7 @@ class Timing(_message.Message):
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MEMBER_FIELD_NUMBER: _ClassVar[int]
     DECODE_MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     placement_us: int
     prefill_queue_us: int
     prefix_load_us: int
@@ -208,4 +209,5 @@ class Timing(_message.Message):
     fetched_bytes: int
     prefill_member: str
     decode_member: str
-    def __init__(self, placement_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefix_load_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., commit_us: _Optional[int] = ..., fetch_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., first_token_us: _Optional[int] = ..., total_us: _Optional[int] = ..., published_bytes: _Optional[int] = ..., prefix_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., prefill_member: _Optional[str] = ..., decode_member: _Optional[str] = ...) -> None: ...
+    prefetched_bytes: int
+    def __init__(self, placement_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefix_load_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., commit_us: _Optional[int] = ..., fetch_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., first_token_us: _Optional[int] = ..., total_us: _Optional[int] = ..., published_bytes: _Optional[int] = ..., prefix_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., prefill_member: _Optional[str] = ..., decode_member: _Optional[str] = ..., prefetched_bytes: _Optional[int] = ...) -> None: ...

@@ -26,7 +26,7 @@ from disagg.v1 import common_pb2 as disagg_dot_v1_dot_common__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64isagg/v1/decode.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\x1a\x1egoogle/protobuf/duration.proto\"\xd7\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.disagg.v1.KvTicket\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x15\n\rnum_generated\x18\x05 \x01(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.disagg.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x11\n\tcredit_id\x18\x08 \x01(\t\"q\n\x0e\x44\x65\x63odeResponse\x12+\n\x07resumed\x18\x01 \x01(\x0b\x32\x18.disagg.v1.DecodeResumedH\x00\x12)\n\x06tokens\x18\x02 \x01(\x0b\x32\x17.disagg.v1.DecodeTokensH\x00\x42\x07\n\x05\x65vent\"8\n\rDecodeResumed\x12\x15\n\rfetched_bytes\x18\x01 \x01(\x03\x12\x10\n\x08\x66\x65tch_us\x18\x02 \x01(\x03\"\x9e\x01\n\x0c\x44\x65\x63odeTokens\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.disagg.v1.FinishReason\"Q\n\x12ReserveSlotRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\"P\n\x13ReserveSlotResponse\x12\x11\n\tcredit_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\'\n\x12ReleaseSlotRequest\x12\x11\n\tcredit_id\x18\x01 \x01(\t\"$\n\x13ReleaseSlotResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\xec\x01\n\rDecodeService\x12?\n\x06\x44\x65\x63ode\x12\x18.disagg.v1.DecodeRequest\x1a\x19.disagg.v1.DecodeResponse0\x01\x12L\n\x0bReserveSlot\x12\x1d.disagg.v1.ReserveSlotRequest\x1a\x1e.disagg.v1.ReserveSlotResponse\x12L\n\x0bReleaseSlot\x12\x1d.disagg.v1.ReleaseSlotRequest\x1a\x1e.disagg.v1.ReleaseSlotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64isagg/v1/decode.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\x1a\x1egoogle/protobuf/duration.proto\"\xd7\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.disagg.v1.KvTicket\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x15\n\rnum_generated\x18\x05 \x01(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.disagg.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x11\n\tcredit_id\x18\x08 \x01(\t\"q\n\x0e\x44\x65\x63odeResponse\x12+\n\x07resumed\x18\x01 \x01(\x0b\x32\x18.disagg.v1.DecodeResumedH\x00\x12)\n\x06tokens\x18\x02 \x01(\x0b\x32\x17.disagg.v1.DecodeTokensH\x00\x42\x07\n\x05\x65vent\"R\n\rDecodeResumed\x12\x15\n\rfetched_bytes\x18\x01 \x01(\x03\x12\x10\n\x08\x66\x65tch_us\x18\x02 \x01(\x03\x12\x18\n\x10prefetched_bytes\x18\x03 \x01(\x03\"\x9e\x01\n\x0c\x44\x65\x63odeTokens\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.disagg.v1.FinishReason\"Q\n\x12ReserveSlotRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\"P\n\x13ReserveSlotResponse\x12\x11\n\tcredit_id\x18\x01 \x01(\t\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\'\n\x12ReleaseSlotRequest\x12\x11\n\tcredit_id\x18\x01 \x01(\t\"$\n\x13ReleaseSlotResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"q\n\x0fPrefetchRequest\x12)\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x18.disagg.v1.PrefetchBeginH\x00\x12+\n\x06stored\x18\x02 \x01(\x0b\x32\x19.disagg.v1.PrefetchStoredH\x00\x42\x06\n\x04part\"n\n\rPrefetchBegin\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x11\n\tcredit_id\x18\x05 \x01(\t\"$\n\x0ePrefetchStored\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"5\n\x10PrefetchResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x32\xb3\x02\n\rDecodeService\x12?\n\x06\x44\x65\x63ode\x12\x18.disagg.v1.DecodeRequest\x1a\x19.disagg.v1.DecodeResponse0\x01\x12\x45\n\x08Prefetch\x12\x1a.disagg.v1.PrefetchRequest\x1a\x1b.disagg.v1.PrefetchResponse(\x01\x12L\n\x0bReserveSlot\x12\x1d.disagg.v1.ReserveSlotRequest\x1a\x1e.disagg.v1.ReserveSlotResponse\x12L\n\x0bReleaseSlot\x12\x1d.disagg.v1.ReleaseSlotRequest\x1a\x1e.disagg.v1.ReleaseSlotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,17 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODERESPONSE']._serialized_start=311
   _globals['_DECODERESPONSE']._serialized_end=424
   _globals['_DECODERESUMED']._serialized_start=426
-  _globals['_DECODERESUMED']._serialized_end=482
-  _globals['_DECODETOKENS']._serialized_start=485
-  _globals['_DECODETOKENS']._serialized_end=643
-  _globals['_RESERVESLOTREQUEST']._serialized_start=645
-  _globals['_RESERVESLOTREQUEST']._serialized_end=726
-  _globals['_RESERVESLOTRESPONSE']._serialized_start=728
-  _globals['_RESERVESLOTRESPONSE']._serialized_end=808
-  _globals['_RELEASESLOTREQUEST']._serialized_start=810
-  _globals['_RELEASESLOTREQUEST']._serialized_end=849
-  _globals['_RELEASESLOTRESPONSE']._serialized_start=851
-  _globals['_RELEASESLOTRESPONSE']._serialized_end=887
-  _globals['_DECODESERVICE']._serialized_start=890
-  _globals['_DECODESERVICE']._serialized_end=1126
+  _globals['_DECODERESUMED']._serialized_end=508
+  _globals['_DECODETOKENS']._serialized_start=511
+  _globals['_DECODETOKENS']._serialized_end=669
+  _globals['_RESERVESLOTREQUEST']._serialized_start=671
+  _globals['_RESERVESLOTREQUEST']._serialized_end=752
+  _globals['_RESERVESLOTRESPONSE']._serialized_start=754
+  _globals['_RESERVESLOTRESPONSE']._serialized_end=834
+  _globals['_RELEASESLOTREQUEST']._serialized_start=836
+  _globals['_RELEASESLOTREQUEST']._serialized_end=875
+  _globals['_RELEASESLOTRESPONSE']._serialized_start=877
+  _globals['_RELEASESLOTRESPONSE']._serialized_end=913
+  _globals['_PREFETCHREQUEST']._serialized_start=915
+  _globals['_PREFETCHREQUEST']._serialized_end=1028
+  _globals['_PREFETCHBEGIN']._serialized_start=1030
+  _globals['_PREFETCHBEGIN']._serialized_end=1140
+  _globals['_PREFETCHSTORED']._serialized_start=1142
+  _globals['_PREFETCHSTORED']._serialized_end=1178
+  _globals['_PREFETCHRESPONSE']._serialized_start=1180
+  _globals['_PREFETCHRESPONSE']._serialized_end=1233
+  _globals['_DECODESERVICE']._serialized_start=1236
+  _globals['_DECODESERVICE']._serialized_end=1543
 # @@protoc_insertion_point(module_scope)

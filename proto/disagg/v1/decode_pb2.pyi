@@ -39,12 +39,14 @@ class DecodeResponse(_message.Message):
     def __init__(self, resumed: _Optional[_Union[DecodeResumed, _Mapping]] = ..., tokens: _Optional[_Union[DecodeTokens, _Mapping]] = ...) -> None: ...
 
 class DecodeResumed(_message.Message):
-    __slots__ = ("fetched_bytes", "fetch_us")
+    __slots__ = ("fetched_bytes", "fetch_us", "prefetched_bytes")
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FETCH_US_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     fetched_bytes: int
     fetch_us: int
-    def __init__(self, fetched_bytes: _Optional[int] = ..., fetch_us: _Optional[int] = ...) -> None: ...
+    prefetched_bytes: int
+    def __init__(self, fetched_bytes: _Optional[int] = ..., fetch_us: _Optional[int] = ..., prefetched_bytes: _Optional[int] = ...) -> None: ...
 
 class DecodeTokens(_message.Message):
     __slots__ = ("attempt", "seq", "token_ids", "logprobs", "finish_reason")
@@ -89,3 +91,39 @@ class ReleaseSlotResponse(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool
     def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("begin", "stored")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    begin: PrefetchBegin
+    stored: PrefetchStored
+    def __init__(self, begin: _Optional[_Union[PrefetchBegin, _Mapping]] = ..., stored: _Optional[_Union[PrefetchStored, _Mapping]] = ...) -> None: ...
+
+class PrefetchBegin(_message.Message):
+    __slots__ = ("request_id", "attempt", "token_ids", "cache_salt", "credit_id")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    cache_salt: str
+    credit_id: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., credit_id: _Optional[str] = ...) -> None: ...
+
+class PrefetchStored(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
+
+class PrefetchResponse(_message.Message):
+    __slots__ = ("num_blocks", "bytes")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    bytes: int
+    def __init__(self, num_blocks: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...

@@ -40,6 +40,11 @@ class DecodeServiceStub:
                 request_serializer=disagg_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=disagg_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.stream_unary(
+                '/disagg.v1.DecodeService/Prefetch',
+                request_serializer=disagg_dot_v1_dot_decode__pb2.PrefetchRequest.SerializeToString,
+                response_deserializer=disagg_dot_v1_dot_decode__pb2.PrefetchResponse.FromString,
+                _registered_method=True)
         self.ReserveSlot = channel.unary_unary(
                 '/disagg.v1.DecodeService/ReserveSlot',
                 request_serializer=disagg_dot_v1_dot_decode__pb2.ReserveSlotRequest.SerializeToString,
@@ -58,6 +63,15 @@ class DecodeServiceServicer:
 
     def Decode(self, request, context):
         """Takes over a sequence by its ticket and streams its tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prefetch(self, request_iterator, context):
+        """Reads blocks of a hand-off while its prompt still computes. What came is kept for the Decode of
+        the same request and attempt as long as this call is open; it answers when Decode took it.
+        Nothing depends on it: what was not read ahead is read by Decode.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +98,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=disagg_dot_v1_dot_decode__pb2.DecodeRequest.FromString,
                     response_serializer=disagg_dot_v1_dot_decode__pb2.DecodeResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.stream_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=disagg_dot_v1_dot_decode__pb2.PrefetchRequest.FromString,
+                    response_serializer=disagg_dot_v1_dot_decode__pb2.PrefetchResponse.SerializeToString,
             ),
             'ReserveSlot': grpc.unary_unary_rpc_method_handler(
                     servicer.ReserveSlot,
@@ -124,6 +143,33 @@ class DecodeService:
             '/disagg.v1.DecodeService/Decode',
             disagg_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
             disagg_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/disagg.v1.DecodeService/Prefetch',
+            disagg_dot_v1_dot_decode__pb2.PrefetchRequest.SerializeToString,
+            disagg_dot_v1_dot_decode__pb2.PrefetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

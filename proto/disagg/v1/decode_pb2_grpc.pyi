@@ -13,11 +13,13 @@ class DecodeServiceStub:
     @overload
     def __new__(cls, channel: grpc.Channel) -> DecodeServiceStub: ...
     Decode: grpc.UnaryStreamMultiCallable[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse]
+    Prefetch: grpc.StreamUnaryMultiCallable[decode_pb2.PrefetchRequest, decode_pb2.PrefetchResponse]
     ReserveSlot: grpc.UnaryUnaryMultiCallable[decode_pb2.ReserveSlotRequest, decode_pb2.ReserveSlotResponse]
     ReleaseSlot: grpc.UnaryUnaryMultiCallable[decode_pb2.ReleaseSlotRequest, decode_pb2.ReleaseSlotResponse]
 
 class DecodeServiceAsyncStub(DecodeServiceStub):
     Decode: grpc.aio.UnaryStreamMultiCallable[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse]  # type: ignore[assignment]
+    Prefetch: grpc.aio.StreamUnaryMultiCallable[decode_pb2.PrefetchRequest, decode_pb2.PrefetchResponse]  # type: ignore[assignment]
     ReserveSlot: grpc.aio.UnaryUnaryMultiCallable[decode_pb2.ReserveSlotRequest, decode_pb2.ReserveSlotResponse]  # type: ignore[assignment]
     ReleaseSlot: grpc.aio.UnaryUnaryMultiCallable[decode_pb2.ReleaseSlotRequest, decode_pb2.ReleaseSlotResponse]  # type: ignore[assignment]
 
@@ -27,6 +29,11 @@ class DecodeServiceServicer(metaclass=abc.ABCMeta):
         request: decode_pb2.DecodeRequest,
         context: grpc.aio.ServicerContext[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse],
     ) -> AsyncIterator[decode_pb2.DecodeResponse]: ...
+    async def Prefetch(
+        self,
+        request: AsyncIterator[decode_pb2.PrefetchRequest],
+        context: grpc.aio.ServicerContext[decode_pb2.PrefetchRequest, decode_pb2.PrefetchResponse],
+    ) -> decode_pb2.PrefetchResponse: ...
     async def ReserveSlot(
         self,
         request: decode_pb2.ReserveSlotRequest,

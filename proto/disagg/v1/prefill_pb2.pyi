@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "num_generated", "sampling", "cache_salt", "bypass_prefix")
+    __slots__ = ("request_id", "attempt", "token_ids", "num_generated", "sampling", "cache_salt", "bypass_prefix", "report_stored")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class PrefillRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     BYPASS_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    REPORT_STORED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -23,21 +24,24 @@ class PrefillRequest(_message.Message):
     sampling: _common_pb2.SamplingParams
     cache_salt: str
     bypass_prefix: bool
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_generated: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., bypass_prefix: _Optional[bool] = ...) -> None: ...
+    report_stored: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_generated: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., bypass_prefix: _Optional[bool] = ..., report_stored: _Optional[bool] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("admitted", "prefix_hit", "chunk_done", "first_token", "committed")
+    __slots__ = ("admitted", "prefix_hit", "chunk_done", "first_token", "committed", "blocks_stored")
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HIT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_DONE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_STORED_FIELD_NUMBER: _ClassVar[int]
     admitted: PrefillAdmitted
     prefix_hit: PrefillPrefixHit
     chunk_done: PrefillChunkDone
     first_token: PrefillFirstToken
     committed: PrefillCommitted
-    def __init__(self, admitted: _Optional[_Union[PrefillAdmitted, _Mapping]] = ..., prefix_hit: _Optional[_Union[PrefillPrefixHit, _Mapping]] = ..., chunk_done: _Optional[_Union[PrefillChunkDone, _Mapping]] = ..., first_token: _Optional[_Union[PrefillFirstToken, _Mapping]] = ..., committed: _Optional[_Union[PrefillCommitted, _Mapping]] = ...) -> None: ...
+    blocks_stored: PrefillBlocksStored
+    def __init__(self, admitted: _Optional[_Union[PrefillAdmitted, _Mapping]] = ..., prefix_hit: _Optional[_Union[PrefillPrefixHit, _Mapping]] = ..., chunk_done: _Optional[_Union[PrefillChunkDone, _Mapping]] = ..., first_token: _Optional[_Union[PrefillFirstToken, _Mapping]] = ..., committed: _Optional[_Union[PrefillCommitted, _Mapping]] = ..., blocks_stored: _Optional[_Union[PrefillBlocksStored, _Mapping]] = ...) -> None: ...
 
 class PrefillAdmitted(_message.Message):
     __slots__ = ("queue_length",)
@@ -84,3 +88,9 @@ class PrefillCommitted(_message.Message):
     published_bytes: int
     commit_us: int
     def __init__(self, ticket: _Optional[_Union[_common_pb2.KvTicket, _Mapping]] = ..., published_bytes: _Optional[int] = ..., commit_us: _Optional[int] = ...) -> None: ...
+
+class PrefillBlocksStored(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
