@@ -48,9 +48,27 @@ class RankGroups:
         attn_tp: ranks that share the attention heads of this rank's engine.
         domain: all ranks of the TP domain; path A gathers rows to all of them.
         path: how rows reach the experts, equal on all ranks.
+        moe_ep: on paths without dispatch, ranks of the domain that share the experts; each of
+            their experts is cut over its inner width by `moe_tp` neighbouring ranks.
+
+    Raises:
+        ValueError: `moe_ep` does not divide the domain.
     """
 
     cp: RowGroup = field(default_factory=lambda: LoneGroup("cp"))
     attn_tp: RowGroup = field(default_factory=lambda: LoneGroup("attn_tp"))
     domain: RowGroup = field(default_factory=lambda: LoneGroup("domain"))
     path: Path = Path.DIRECT
+    moe_ep: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses a width that does not divide."""
+        if self.moe_ep < 1 or self.domain.size % self.moe_ep:
+            raise ValueError(
+                f"moe_ep {self.moe_ep} does not divide the domain of {self.domain.size} ranks"
+            )
+
+    @property
+    def moe_tp(self) -> int:
+        """Ranks that share the inner width of one expert."""
+        return self.domain.size // self.moe_ep

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class Path(enum.Enum):
@@ -50,3 +51,31 @@ def padding_mode(counts: Sequence[int], *, has_extend: bool) -> PaddingMode:
         return PaddingMode.SUM
     is_even = 2 * sum(counts) >= max(counts) * len(counts)
     return PaddingMode.MAX if is_even else PaddingMode.SUM
+
+
+def choose_combine(padding: PaddingMode, *, attn_tp: int) -> Combine:
+    """How path A ends: a reduce-scatter moves half as much as a sum for all.
+
+    But not where attention groups of uneven sizes would have to gather uneven slices once more.
+    """
+    if padding is PaddingMode.SUM and attn_tp > 1:
+        return Combine.ALL_REDUCE
+    return Combine.REDUCE_SCATTER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedRows:
+    """What all ranks of a domain know of a step's rows before it starts: from the step vote.
+
+    Args:
+        counts: rows of each attention group, in order of the groups; 0 for a placeholder.
+        has_extend: whether any of them prefills.
+    """
+
+    counts: tuple[int, ...]
+    has_extend: bool
+
+    @property
+    def padding(self) -> PaddingMode:
+        """How rows are gathered."""
+        return padding_mode(self.counts, has_extend=self.has_extend)

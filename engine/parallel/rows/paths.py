@@ -1,9 +1,10 @@
-"""From the attention output to the next layer's input: the ways rows get to the experts and back.
+"""The ways rows get from the attention to the experts and back.
 
-Path A gathers all rows to all ranks, runs each rank's share of the experts on all of them and
-reduces. Path B cuts replicated rows, so that each row is dispatched once. Direct is path B without
-attention TP, plain is path A without data parallelism. Which one is a function of widths and
-backend alone.
+Each way comes twice: from finished rows, for a layer that does something between attention and
+experts, and from the attention's addends. Path A gathers all rows to all ranks, runs each rank's
+share of the experts on all of them and reduces. Path B cuts replicated rows, so that each row is
+dispatched once. Direct is path B without attention TP, plain is path A without data parallelism.
+Which one is a function of widths and backend alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engine.parallel.rows.modes import Combine, padding_mode
+from engine.parallel.rows.modes import AgreedRows, Combine
 from engine.parallel.rows.tags import RowSet, TaggedRows, ValueState
 from engine.parallel.rows.transitions import (
     RowGroup,
@@ -32,32 +33,30 @@ Experts = Callable[[Tensor, RowSet], Tensor]
 SharedExpert = Callable[[Tensor], Tensor]
 
 
-def path_a(
-    attention: TaggedRows,
+def gather_and_reduce(
+    own: TaggedRows,
     attn_tp: RowGroup,
     tp: RowGroup,
     experts: Experts,
     *,
-    has_extend: bool,
+    agreed: AgreedRows,
     combine: Combine,
     shared: SharedExpert | None = None,
 ) -> TaggedRows:
-    """OWN PART(attn_tp) to OWN REP(attn_tp) through experts that every rank has a share of.
+    """Path A: OWN REP(attn_tp) to OWN REP(attn_tp) through experts all ranks have a share of.
 
     Args:
-        attention: output of the attention of this rank's group, an addend over ATTN_TP.
+        own: finished rows of this rank's attention group.
         attn_tp, tp: the group that shares heads, and the whole domain.
         experts: this rank's share: all rows [rows, H] to addends [rows, H]; padding rows are
             dropped by `take_own` or `trim`, whatever the share makes of them.
-        has_extend: agreed: some rank prefills.
+        agreed: of all attention groups.
         combine: agreed: how the sum is taken, exactly once.
         shared: the shared expert, equal on all ranks; added once, after the sum.
     """
-    own = reduce_own(attention, attn_tp)
     part = own.rows.part
     assert part is not None
-    mode = padding_mode(own.rows.counts, has_extend=has_extend)
-    everything = gather_replicated(own, attn_tp, tp, mode)
+    everything = gather_replicated(own, attn_tp, tp, agreed.padding)
     addends = everything.with_values(
         experts(everything.values, everything.rows), **{tp.name: ValueState.PART}
     )
@@ -71,6 +70,60 @@ def path_a(
     return result
 
 
+def cut_and_join(
+    own: TaggedRows, inner: RowGroup, experts: Experts, *, shared: SharedExpert | None = None
+) -> TaggedRows:
+    """Path B: OWN REP(inner) to OWN REP(inner), each row dispatched by one rank of the group.
+
+    Args:
+        own: finished rows, equal on all ranks of the group.
+        inner: the group that holds the same rows.
+        experts: router, dispatch, experts and combine of the chunk: finished rows. Called on every
+            rank, also for zero rows.
+        shared: the shared expert; runs on the chunk, so nothing is computed twice.
+    """
+    rows = cut(own, inner) if inner.size > 1 else own
+    finished = experts(rows.values, rows.rows)
+    if shared is not None:
+        finished = finished + shared(rows.values)
+    result = rows.with_values(finished)
+    return result if inner.size == 1 else join(result, inner)
+
+
+def share_and_sum(
+    own: TaggedRows, tp: RowGroup, experts: Experts, *, shared: SharedExpert | None = None
+) -> TaggedRows:
+    """Plain: OWN REP(tp) to OWN REP(tp) when the whole domain is one attention group: one sum.
+
+    Args:
+        own: finished rows, equal on all ranks.
+        tp: the domain.
+        experts: this rank's share of all rows: addends.
+        shared: the shared expert, equal on all ranks; added once, after the sum.
+    """
+    addends = own.with_values(experts(own.values, own.rows), **{tp.name: ValueState.PART})
+    result = reduce_own(addends, tp)
+    return result if shared is None else add_replicated(result, shared(own.values), tp)
+
+
+def path_a(
+    attention: TaggedRows,
+    attn_tp: RowGroup,
+    tp: RowGroup,
+    experts: Experts,
+    *,
+    has_extend: bool,
+    combine: Combine,
+    shared: SharedExpert | None = None,
+) -> TaggedRows:
+    """`gather_and_reduce` from OWN PART(attn_tp): an addend over ATTN_TP."""
+    own = reduce_own(attention, attn_tp)
+    agreed = AgreedRows(counts=own.rows.counts, has_extend=has_extend)
+    return gather_and_reduce(
+        own, attn_tp, tp, experts, agreed=agreed, combine=combine, shared=shared
+    )
+
+
 def path_b(
     attention: TaggedRows,
     attn_tp: RowGroup,
@@ -78,37 +131,12 @@ def path_b(
     *,
     shared: SharedExpert | None = None,
 ) -> TaggedRows:
-    """OWN PART(attn_tp) to OWN REP(attn_tp), each row dispatched by one rank of the group.
-
-    Args:
-        attention: output of the attention of this rank's group, an addend over ATTN_TP.
-        attn_tp: the group that shares heads.
-        experts: router, dispatch, experts and combine of the chunk: finished rows. Called on every
-            rank, also for zero rows.
-        shared: the shared expert; runs on the chunk, so nothing is computed twice.
-    """
-    rows = reduce_own(attention, attn_tp)
-    if attn_tp.size > 1:
-        rows = cut(rows, attn_tp)
-    finished = experts(rows.values, rows.rows)
-    if shared is not None:
-        finished = finished + shared(rows.values)
-    result = rows.with_values(finished)
-    return result if attn_tp.size == 1 else join(result, attn_tp)
+    """`cut_and_join` from OWN PART(attn_tp): an addend over ATTN_TP."""
+    return cut_and_join(reduce_own(attention, attn_tp), attn_tp, experts, shared=shared)
 
 
 def path_plain(
     attention: TaggedRows, tp: RowGroup, experts: Experts, *, shared: SharedExpert | None = None
 ) -> TaggedRows:
-    """OWN PART(tp) to OWN REP(tp) when the whole domain is one attention group: one more sum.
-
-    Args:
-        attention: output of the attention, an addend over TP.
-        tp: the domain.
-        experts: this rank's share of all rows: addends.
-        shared: the shared expert, equal on all ranks; added once, after the sum.
-    """
-    own = reduce_own(attention, tp)
-    addends = own.with_values(experts(own.values, own.rows), **{tp.name: ValueState.PART})
-    result = reduce_own(addends, tp)
-    return result if shared is None else add_replicated(result, shared(own.values), tp)
+    """`share_and_sum` from OWN PART(tp): an addend over TP."""
+    return share_and_sum(reduce_own(attention, tp), tp, experts, shared=shared)

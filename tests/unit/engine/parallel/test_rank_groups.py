@@ -24,3 +24,11 @@ def test_without_a_layout_every_group_is_one_rank() -> None:
     groups = RankGroups()
     assert (groups.cp.size, groups.attn_tp.size, groups.domain.size) == (1, 1, 1)
     assert groups.path is Path.DIRECT
+
+
+def test_the_domain_is_cut_into_experts_and_inner_width() -> None:
+    domain = LoneGroup("domain")
+    domain.size = 8
+    assert RankGroups(domain=domain, path=Path.A, moe_ep=4).moe_tp == 2
+    with pytest.raises(ValueError, match="moe_ep 3 does not divide the domain of 8 ranks"):
+        RankGroups(domain=domain, path=Path.A, moe_ep=3)
