@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from balancer.intake import Intake
 from balancer.journey.request import Delta, Final, FinishReason, Logprobs, Request
 from balancer.journey.running import RunningRequests
 from balancer.membership import Load, Member, Membership, MemberView, Role
 from balancer.pipeline import Pipeline
-from balancer.text import ChatTurn, TextCodec, TextError
-from balancer.validation import bad_field, check_generate, check_model, check_request_id
+from balancer.text import TextError
+from balancer.validation import bad_field, check_model, check_request_id
 from disagg.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -46,16 +47,12 @@ SERVICES = (
     "disagg.v1.AdminService",
 )
 
-# Prompts longer than this are encoded in a thread: about a millisecond of work.
-_LONG_TEXT_CHARS = 4_000
-
 
 class GenerationFace(generation_pb2_grpc.GenerationServiceServicer):
     """The front door.
 
     Args:
-        default_timeout_s: For calls that come without a deadline.
-        max_timeout_s: Longest time a request may take; longer deadlines are cut.
+        intake: Checks what callers send.
         fingerprint: KV layout of the ready members, hexadecimal, for `ListModels`.
     """
 
@@ -64,18 +61,12 @@ class GenerationFace(generation_pb2_grpc.GenerationServiceServicer):
         *,
         pipeline: Pipeline,
         running: RunningRequests,
-        codec: TextCodec,
-        clock: Clock,
-        default_timeout_s: float,
-        max_timeout_s: float,
+        intake: Intake,
         fingerprint: Callable[[], str],
     ) -> None:
         self._pipeline = pipeline
         self._running = running
-        self._codec = codec
-        self._clock = clock
-        self._default_timeout_s = default_timeout_s
-        self._max_timeout_s = max_timeout_s
+        self._intake = intake
         self._fingerprint = fingerprint
 
     # A coroutine that writes, not a generator: what the pipeline holds is then given back by
@@ -84,10 +75,17 @@ class GenerationFace(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> None:
         """See `GenerationService.Generate`."""
-        arrived_at = self._clock.now()
+        arrived_at = self._intake.now()
         request_id = check_request_id(request.request_id)
         with request_scope(request_id=request_id):
-            checked = await self._check(request, request_id, arrived_at, context.time_remaining())
+            check_model(request.model, self._intake.card)  # before anything is encoded
+            checked = self._intake.check(
+                request,
+                request_id=request_id,
+                token_ids=await self._intake.encode(request),
+                arrived_at=arrived_at,
+                timeout_s=context.time_remaining(),
+            )
             stream = _Stream(checked, context)
             await stream.end(await self._pipeline.run(checked, stream.emit))
 
@@ -102,64 +100,24 @@ class GenerationFace(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.TokenizeRequest, _context: Context
     ) -> generation_pb2.TokenizeResponse:
         """See `GenerationService.Tokenize`."""
-        return generation_pb2.TokenizeResponse(token_ids=await self._encode(request))
+        return generation_pb2.TokenizeResponse(token_ids=await self._intake.encode(request))
 
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, _context: Context
     ) -> generation_pb2.DetokenizeResponse:
         """See `GenerationService.Detokenize`."""
-        text = await asyncio.to_thread(self._codec.decode, list(request.token_ids))
+        text = await asyncio.to_thread(self._intake.codec.decode, list(request.token_ids))
         return generation_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(
         self, _request: generation_pb2.ListModelsRequest, _context: Context
     ) -> generation_pb2.ListModelsResponse:
         """See `GenerationService.ListModels`; there is one model, so one page."""
-        card = self._codec.card
+        card = self._intake.card
         model = generation_pb2.Model(
             id=card.name, max_model_len=card.max_model_len, fingerprint=self._fingerprint()
         )
         return generation_pb2.ListModelsResponse(models=[model])
-
-    async def _check(
-        self,
-        message: generation_pb2.GenerateRequest,
-        request_id: str,
-        arrived_at: float,
-        time_remaining_s: float | None,
-    ) -> Request:
-        check_model(message.model, self._codec.card)
-        token_ids = await self._encode(message)
-        allowed_s = self._default_timeout_s if time_remaining_s is None else time_remaining_s
-        return check_generate(
-            message,
-            request_id=request_id,
-            token_ids=token_ids,
-            card=self._codec.card,
-            arrived_at=arrived_at,
-            deadline=arrived_at + min(allowed_s, self._max_timeout_s),
-        )
-
-    async def _encode(
-        self, message: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest
-    ) -> list[int]:
-        """Token ids of the prompt, whichever form it has."""
-        match message.WhichOneof("prompt"):
-            case "text":
-                if len(message.text) <= _LONG_TEXT_CHARS:
-                    return self._codec.encode_text(message.text)
-                return await asyncio.to_thread(self._codec.encode_text, message.text)
-            case "chat":
-                turns = [
-                    ChatTurn(role=turn.role, content=turn.content) for turn in message.chat.messages
-                ]
-                return await asyncio.to_thread(self._codec.encode_chat, turns)
-            case "token_ids" if isinstance(message, generation_pb2.GenerateRequest):
-                ids = list(message.token_ids.ids)
-                self._codec.check_ids(ids, "token_ids.ids")
-                return ids
-            case _:
-                raise bad_field("prompt", "there is none; send text, chat or token_ids")
 
 
 class MembershipFace(membership_pb2_grpc.MembershipServiceServicer):

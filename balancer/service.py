@@ -15,6 +15,7 @@ from typing import Protocol, TextIO
 from balancer.admission import Admission
 from balancer.config import BalancerSettings, LimitSettings
 from balancer.decisions import DecisionRing
+from balancer.intake import Intake
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.gate import Gate
 from balancer.journey.placement import Placer
@@ -72,6 +73,7 @@ class Balancer:
     cleanups: CleanUps
     store: SharedStore
     codec: TextCodec
+    intake: Intake
 
     async def examine(self) -> Condition:
         """Housekeeping, and whether requests could be served now."""
@@ -104,15 +106,12 @@ class Balancer:
 
     def register(self, version: str) -> None:
         """Puts the faces on the server."""
-        server, limits = self.host.server, self.settings.limits
+        server = self.host.server
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationFace(
                 pipeline=self.pipeline,
                 running=self.running,
-                codec=self.codec,
-                clock=self.clock,
-                default_timeout_s=limits.default_timeout_s,
-                max_timeout_s=limits.max_timeout_s,
+                intake=self.intake,
                 fingerprint=self.fingerprint,
             ),
             server,
@@ -228,6 +227,12 @@ def assemble(
         cleanups=cleanups,
         store=store,
         codec=codec,
+        intake=Intake(
+            codec=codec,
+            clock=clock,
+            default_timeout_s=settings.limits.default_timeout_s,
+            max_timeout_s=settings.limits.max_timeout_s,
+        ),
     )
 
 

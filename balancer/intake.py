@@ -1,0 +1,100 @@
+"""From what a caller sent to a checked `Request`: one way in, whatever the face.
+
+The gRPC face, the HTTP face and the facade for gateways all fill the same wire request and hand it
+over here, so a bad value is found by the same check and a default is chosen in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from balancer.journey.request import Request
+from balancer.text import ChatTurn, ModelCard, TextCodec
+from balancer.validation import bad_field, check_generate, check_model
+from disagg.v1 import generation_pb2
+from runtime.clock import Clock
+
+Encodable = generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest
+
+# Prompts longer than this are encoded in a thread: about a millisecond of work.
+_LONG_TEXT_CHARS = 4_000
+
+
+class Intake:
+    """Checks and completes requests; belongs to one event loop.
+
+    Args:
+        default_timeout_s: For calls that come without a deadline.
+        max_timeout_s: Longest time a request may take; longer deadlines are cut.
+    """
+
+    def __init__(
+        self, *, codec: TextCodec, clock: Clock, default_timeout_s: float, max_timeout_s: float
+    ) -> None:
+        self.codec = codec
+        self._clock = clock
+        self._default_timeout_s = default_timeout_s
+        self._max_timeout_s = max_timeout_s
+
+    @property
+    def card(self) -> ModelCard:
+        """The model that is served."""
+        return self.codec.card
+
+    def now(self) -> float:
+        """Seconds of the clock that `arrived_at` is told in."""
+        return self._clock.now()
+
+    async def encode(self, message: Encodable) -> list[int]:
+        """Token ids of the prompt, whichever form it has.
+
+        Raises:
+            InvalidRequest: There is no prompt.
+            TextError: The prompt cannot be encoded.
+        """
+        match message.WhichOneof("prompt"):
+            case "text":
+                if len(message.text) <= _LONG_TEXT_CHARS:
+                    return self.codec.encode_text(message.text)
+                return await asyncio.to_thread(self.codec.encode_text, message.text)
+            case "chat":
+                turns = [
+                    ChatTurn(role=turn.role, content=turn.content) for turn in message.chat.messages
+                ]
+                return await asyncio.to_thread(self.codec.encode_chat, turns)
+            case "token_ids" if isinstance(message, generation_pb2.GenerateRequest):
+                ids = list(message.token_ids.ids)
+                self.codec.check_ids(ids, "token_ids.ids")
+                return ids
+            case _:
+                raise bad_field("prompt", "there is none; send text, chat or token_ids")
+
+    def check(
+        self,
+        message: generation_pb2.GenerateRequest,
+        *,
+        request_id: str,
+        token_ids: Sequence[int],
+        arrived_at: float,
+        timeout_s: float | None,
+    ) -> Request:
+        """The checked request, with its deadline.
+
+        Args:
+            token_ids: What `encode` made of the prompt.
+            timeout_s: Counted from `arrived_at`; None if the caller named none.
+
+        Raises:
+            InvalidRequest, NotFound: See `balancer.validation`.
+        """
+        check_model(message.model, self.codec.card)
+        allowed_s = self._default_timeout_s if timeout_s is None else timeout_s
+        return check_generate(
+            message,
+            request_id=request_id,
+            token_ids=token_ids,
+            card=self.codec.card,
+            arrived_at=arrived_at,
+            deadline=arrived_at + min(allowed_s, self._max_timeout_s),
+        )
