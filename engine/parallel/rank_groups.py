@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from engine.parallel.rows.modes import Path
-from engine.parallel.rows.transitions import RowGroup
+from engine.parallel.rows.transitions import Gather, Gathered, RowGroup
 
 
 class LoneGroup:
@@ -31,6 +31,10 @@ class LoneGroup:
     def all_gather(self, rows: Tensor) -> Tensor:
         """See `RowGroup.all_gather`."""
         return rows
+
+    def start_all_gather(self, rows: Tensor) -> Gather:
+        """See `RowGroup.start_all_gather`."""
+        return Gathered(rows)
 
     def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `RowGroup.reduce_scatter`."""

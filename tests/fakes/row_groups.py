@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.parallel.rows.transitions import Gather, Gathered
+
 BOUND_S = 20.0
 
 
@@ -40,6 +42,9 @@ class ThreadGroup:
         parts = self._meet("all_gather", rows)
         assert len({part.shape for part in parts}) == 1, "members bring equally many rows"
         return torch.cat(parts)
+
+    def start_all_gather(self, rows: Tensor) -> Gather:
+        return Gathered(self.all_gather(rows))
 
     def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         assert len(rows) == sum(sizes)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.parallel.dispatch import Dispatched, Dispatcher, DispatchHandle
-    from engine.parallel.rows.transitions import RowGroup
+    from engine.parallel.rows.transitions import Gather, RowGroup
 
 # A row travels with its weight and its slot.
 _ROW_EXTRA_BYTES = 8
@@ -195,6 +195,11 @@ class RecordingRowGroup:
         """See `RowGroup.all_gather`."""
         self._note("all_gather", ring_bytes(self.size, rows.nbytes * self.size))
         return self._inner.all_gather(rows)
+
+    def start_all_gather(self, rows: Tensor) -> Gather:
+        """See `RowGroup.start_all_gather`; noted when it is issued."""
+        self._note("all_gather", ring_bytes(self.size, rows.nbytes * self.size))
+        return self._inner.start_all_gather(rows)
 
     def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `RowGroup.reduce_scatter`."""

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from engine.parallel.channels import explain
 from engine.parallel.layout.views import Channel
 from engine.parallel.ledger.record import Ledger, RecordingRowGroup
-from engine.parallel.rows.transitions import RowGroup
+from engine.parallel.rows.transitions import Gather, Gathered, RowGroup
 from engine.parallel.shared_memory import Progress, Segment
 from engine.parallel.worker import RankContext
 
@@ -73,6 +73,10 @@ class GlooRowGroup:
     def all_gather(self, rows: Tensor) -> Tensor:
         """See `RowGroup.all_gather`."""
         return self._gather("all_gather", rows).flatten(0, 1)
+
+    def start_all_gather(self, rows: Tensor) -> Gather:
+        """See `RowGroup.start_all_gather`; over when it returns."""
+        return Gathered(self.all_gather(rows))
 
     def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """See `RowGroup.reduce_scatter`."""

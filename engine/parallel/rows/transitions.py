@@ -25,10 +25,34 @@ OWN, CHUNK, GLOBAL, MIRROR = RowRule.OWN, RowRule.CHUNK, RowRule.GLOBAL, RowRule
 REP, PART, UNIQ = ValueState.REP, ValueState.PART, ValueState.UNIQ
 
 
+class Gather(Protocol):
+    """A gather on its way."""
+
+    def wait(self) -> Tensor:
+        """Members' rows one after the other, as of `all_gather`; once.
+
+        Raises:
+            GroupError: a member is late or lost.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A gather that is over when it is issued: of transports that do not go on by themselves."""
+
+    rows: Tensor
+
+    def wait(self) -> Tensor:
+        """The rows."""
+        return self.rows
+
+
 class RowGroup(Protocol):
     """Collectives of one group on rows. One thread per rank; all ranks call in the same order.
 
-    Sums run in rank order, so results do not depend on sizes or timing.
+    Sums run in rank order, so results do not depend on sizes or timing. Rows are of any number
+    type, equal on all members; results are the caller's.
     """
 
     @property
@@ -52,6 +76,14 @@ class RowGroup(Protocol):
 
     def all_gather(self, rows: Tensor) -> Tensor:
         """Members' rows one after the other; every member brings equally many."""
+        ...
+
+    def start_all_gather(self, rows: Tensor) -> Gather:
+        """Issues an `all_gather` and goes on; to be awaited late, so that work hides the way.
+
+        The rows may be overwritten as soon as it returns. Other collectives of the group may be
+        called before `wait`, and gathers may be awaited in any order.
+        """
         ...
 
     def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:

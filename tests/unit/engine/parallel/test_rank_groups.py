@@ -32,3 +32,8 @@ def test_the_domain_is_cut_into_experts_and_inner_width() -> None:
     assert RankGroups(domain=domain, path=Path.A, moe_ep=4).moe_tp == 2
     with pytest.raises(ValueError, match="moe_ep 3 does not divide the domain of 8 ranks"):
         RankGroups(domain=domain, path=Path.A, moe_ep=3)
+
+
+def test_a_gather_of_one_rank_is_over_at_once() -> None:
+    rows = torch.arange(4.0).view(2, 2)
+    assert torch.equal(LoneGroup("cp").start_all_gather(rows).wait(), rows)
