@@ -7,12 +7,24 @@ in its name. Cross-field rules are checked once, in `KvStoreConfig`, and name bo
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvstore.errors import StoreUrlError
 from kvstore.keys import MAX_SEGMENT_BYTES
 
-SCHEMES = ("memory", "unix", "file", "redis", "rediss", "redis+cluster", "rediss+cluster")
+SCHEMES = (
+    "memory",
+    "unix",
+    "file",
+    "redis",
+    "rediss",
+    "redis+cluster",
+    "rediss+cluster",
+    "redis+sentinel",
+    "rediss+sentinel",
+)
+_DEFAULT_PORT = 6379
+_SENTINEL_PORT = 26379
 _FILE_SETTINGS = (
     "password_file",
     "tls_ca_file",
@@ -117,6 +129,10 @@ class StoreUrl:
     database: int = 0
     username: str = ""
     password: str = field(default="", repr=False)
+    sentinels: tuple[tuple[str, int], ...] = ()
+    """Host and port of every sentinel; they know where the primary is."""
+    service: str = ""
+    """Name under which the sentinels watch the primary."""
     files: tuple[tuple[str, str], ...] = ()
     """Settings of `KvStoreConfig` that name files, from the query of the URL."""
 
@@ -127,6 +143,9 @@ class StoreUrl:
             return "memory"
         if self.scheme in ("unix", "file"):
             return self.path
+        if self.sentinels:
+            nodes = ",".join(f"{host}:{port}" for host, port in self.sentinels)
+            return f"{self.service} by {nodes}"
         return f"{self.host}:{self.port}"
 
 
@@ -134,8 +153,10 @@ def parse_url(url: str) -> StoreUrl:
     """Takes a store URL apart.
 
     Forms: `memory://`, `unix:///path/to/socket[?db=N]`, `file:///directory`,
-    `redis://[user:password@]host[:port][/N]`, `rediss://...` (TLS), and `redis+cluster://...` or
-    `rediss+cluster://...` with any node of a cluster.
+    `redis://[user:password@]host[:port][/N]`, `rediss://...` (TLS), `redis+cluster://...` or
+    `rediss+cluster://...` with any node of a cluster, and
+    `redis+sentinel://[user:password@]host[:port][,host[:port]...]/SERVICE[/N]` (or `rediss+...`)
+    with the sentinels that watch the primary of that name.
 
     Every form takes `?password_file=PATH`, `tls_ca_file`, `tls_cert_file`, `tls_key_file` and
     `integrity_key_file`, joined by `&`, so that one URL says all that a part has to know.
@@ -168,8 +189,10 @@ def parse_url(url: str) -> StoreUrl:
             password=password,
             files=files,
         )
+    if parts.scheme.endswith("+sentinel"):
+        return _sentinel_url(parts, number, files)
     try:
-        port = parts.port or 6379
+        port = parts.port or _DEFAULT_PORT
     except ValueError as error:
         raise StoreUrlError(f"store URL has a bad port: {error}") from None
     if not parts.hostname:
@@ -198,6 +221,35 @@ def with_files(config: KvStoreConfig, url: StoreUrl) -> KvStoreConfig:
         return replace(config, **files)  # type: ignore[arg-type]
     except ValueError as error:
         raise StoreUrlError(f"store URL: {error}") from error
+
+
+def _sentinel_url(parts: SplitResult, number: str, files: tuple[tuple[str, str], ...]) -> StoreUrl:
+    """The form with several hosts and a service name."""
+    form = "write redis+sentinel://host:26379,host:26379/SERVICE"
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise StoreUrlError(f"store URL {parts.scheme}:// names no service; {form}")
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    sentinels = []
+    for node in hosts.split(","):
+        try:
+            split = urlsplit(f"//{node}")
+            host, port = split.hostname, split.port or _SENTINEL_PORT
+        except ValueError as error:
+            raise StoreUrlError(f"store URL has sentinel {node!r}: {error}; {form}") from None
+        if not host:
+            raise StoreUrlError(f"store URL {parts.scheme}:// has an empty host; {form}")
+        sentinels.append((host, port))
+    return StoreUrl(
+        scheme=parts.scheme,
+        database=_database(database or number),
+        username=unquote(username),
+        password=unquote(password),
+        sentinels=tuple(sentinels),
+        service=unquote(service),
+        files=files,
+    )
 
 
 def _query(query: str) -> tuple[tuple[tuple[str, str], ...], str]:

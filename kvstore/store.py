@@ -99,6 +99,8 @@ _BACKENDS: dict[str, Callable[[StoreUrl, KvStoreConfig, Clock], Backend]] = {
     "redis+cluster": _redis,
     "rediss": _redis,
     "rediss+cluster": _redis,
+    "redis+sentinel": _redis,
+    "rediss+sentinel": _redis,
     "unix": _redis,
 }
 

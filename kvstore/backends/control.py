@@ -15,6 +15,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
+from kvstore.backends.sentinel import PrimaryFinder
 from kvstore.backends.transport import password_of
 from kvstore.backends.wire import Node
 from kvstore.config import KvStoreConfig, StoreUrl
@@ -23,11 +24,22 @@ from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreRefused
 _TRANSIENT = ("LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "BUSY")
 
 
-def open_control(url: StoreUrl, config: KvStoreConfig) -> redis.Redis:
-    """A client of one server; connects at its first command."""
+def open_control(
+    url: StoreUrl, config: KvStoreConfig, find: PrimaryFinder | None = None
+) -> redis.Redis:
+    """A client of one server, or of the primary that `find` names; connects at its first command.
+
+    A client that follows a primary looks for it anew whenever it has to connect.
+    """
     options = _options(url, config)
     # One more attempt: a kept connection may have died with a restarted server.
     options |= {"retry": Retry(NoBackoff(), 1), "retry_on_error": [redis.ConnectionError]}
+    if find is not None:
+        # redis-py has no types here; a client of a primary is a `Redis`.
+        client: redis.Redis = find.sentinels.master_for(  # type: ignore[no-untyped-call]
+            url.service, db=url.database, **options
+        )
+        return client
     if url.scheme == "unix":
         return redis.Redis(unix_socket_path=url.path, db=url.database, **options)
     return redis.Redis(host=url.host, port=url.port, db=url.database, **options)

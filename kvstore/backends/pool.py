@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvstore.backends.base import Allocate, OnBytes
 from kvstore.backends.resp import (
@@ -25,11 +25,24 @@ from kvstore.errors import StoreDown
 
 
 class RespPool:
-    """Connections to one server, shared by threads; idle ones are kept up to a limit."""
+    """Connections to one server, shared by threads; idle ones are kept up to a limit.
 
-    def __init__(self, url: StoreUrl, config: KvStoreConfig) -> None:
+    Args:
+        url: The server.
+        config: Settings.
+        locate: Asked at each connect for the server, if it may change; None is always `url`.
+    """
+
+    def __init__(
+        self,
+        url: StoreUrl,
+        config: KvStoreConfig,
+        *,
+        locate: Callable[[], StoreUrl] | None = None,
+    ) -> None:
         self._url = url
         self._config = config
+        self._locate = locate
         self._idle: deque[Connection] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -63,6 +76,11 @@ class RespPool:
         """Closes all idle connections; busy ones are closed when they come back."""
         with self._lock:
             self._closed = True
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Closes all idle connections: the next call opens a new one."""
+        with self._lock:
             idle, self._idle = self._idle, deque()
         for connection in idle:
             connection.close()
@@ -86,9 +104,10 @@ class RespPool:
         connection.close()
 
     def _connect(self) -> Connection:
+        server = self._locate() if self._locate is not None else self._url
         try:
             password = password_of(self._url, self._config)
-            connection = Connection(open_transport(self._url, self._config))
+            connection = Connection(open_transport(server, self._config))
         except OSError as error:
             raise StoreDown(self._url.address, _describe(error)) from error
         greeting: list[Command] = []

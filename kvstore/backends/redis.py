@@ -1,4 +1,6 @@
-"""The store in Redis or Valkey, one server or a cluster: bytes over RESP, scripts over redis-py.
+"""The store in Redis or Valkey, one server, a watched primary or a cluster.
+
+Bytes go over RESP, scripts over redis-py.
 
 Existence, values and their lives go through a `Wire`; the atomic steps are the scripts in
 `kvstore/scripts`, sent by digest and reloaded when the server lost them. Each script touches one
@@ -31,6 +33,7 @@ from kvstore.backends.base import (
 )
 from kvstore.backends.control import ClusterControl, open_control, refusal, translated
 from kvstore.backends.resp import Reply, ReplyError, encode_keys
+from kvstore.backends.sentinel import PrimaryFinder, SentinelWire
 from kvstore.backends.wire import ClusterWire, Job, Keyed, SingleWire, Wire
 from kvstore.config import KvStoreConfig, StoreUrl
 from kvstore.keys import HEADER_BYTES, LEASE_PREFIX, handoff_id_of_key
@@ -65,11 +68,14 @@ class RedisBackend:
         self._url, self._config = url, config
         self._is_cluster = url.scheme.endswith("+cluster")
         self._cluster = ClusterControl(url, config)
-        self._wire: Wire = (
-            ClusterWire(url, config, self._cluster.slots)
-            if self._is_cluster
-            else SingleWire(url, config)
-        )
+        self._primary = PrimaryFinder(url, config) if url.sentinels else None
+        self._wire: Wire
+        if self._is_cluster:
+            self._wire = ClusterWire(url, config, self._cluster.slots)
+        elif self._primary is not None:
+            self._wire = SentinelWire(url, config, self._primary)
+        else:
+            self._wire = SingleWire(url, config)
         self._lock = threading.Lock()
         self._opened: redis.Redis | None = None
         self._scripts: dict[str, Script] = {}
@@ -179,6 +185,8 @@ class RedisBackend:
         """See `BlockStore`."""
         self._wire.close()
         self._cluster.close()
+        if self._primary is not None:
+            self._primary.close()
         if self._opened is not None:
             self._opened.close()
 
@@ -298,7 +306,7 @@ class RedisBackend:
                 client = (
                     cast("redis.Redis", self._cluster.client())
                     if self._is_cluster
-                    else open_control(self._url, self._config)
+                    else open_control(self._url, self._config, self._primary)
                 )
                 self._scripts = {
                     name: client.register_script(load_script(name)) for name in _SCRIPTS

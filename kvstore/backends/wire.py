@@ -75,7 +75,7 @@ class SingleWire:
 
     def run(self, commands: Iterable[Keyed], job: Job) -> None:
         """See `Wire`."""
-        _run_on(self._pool, (item.command for item in commands), None, job)
+        run_on(self._pool, (item.command for item in commands), None, job)
 
     def close(self) -> None:
         """See `Wire`."""
@@ -155,7 +155,7 @@ class ClusterWire:
                 commands.append(item.command)
                 positions.append(idx)
             try:
-                _run_on(self._pool(target.node), commands, positions, replace(job, on_reply=take))
+                run_on(self._pool(target.node), commands, positions, replace(job, on_reply=take))
             except StoreDown:
                 with self._lock:
                     self._slots = []
@@ -192,7 +192,7 @@ class _Target(NamedTuple):
     is_asked_only: bool = False
 
 
-def _run_on(
+def run_on(
     pool: RespPool, commands: Iterable[Command], positions: Sequence[int] | None, job: Job
 ) -> None:
     """Runs commands on one server; reply i belongs to `positions[i]` (None: to i)."""

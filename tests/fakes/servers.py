@@ -1,7 +1,7 @@
-"""Servers that tests start: Debian's Redis 7.0, the same with TLS, a cluster of three nodes.
+"""Servers that tests start: Debian's Redis 7.0, with TLS, a cluster, a primary under a sentinel.
 
 Debian's package is no requirement of the project: where `redis-server` is not on the PATH, what
-needs it is skipped and says so. The cluster runs on the binary of the embedded server.
+needs it is skipped and says so. Cluster and sentinel run on the binary of the embedded server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -174,6 +174,92 @@ def raw_cluster() -> Iterator[RawRedis]:
         raw = RawRedis(f"redis+cluster://127.0.0.1:{ports[0]}", client)
         cleanup.callback(raw.close)
         yield raw
+
+
+class Watched:
+    """A primary and its replica under one sentinel; the primary can be killed.
+
+    Attributes:
+        url: Store URL by the sentinel.
+        raw: The store behind it, written past the library.
+    """
+
+    def __init__(self, cleanup: ExitStack, directory: Path) -> None:
+        binary = str(embedded.find_binary())
+        self.ports = [free_port(), free_port()]
+        self.primary = ExitStack()
+        cleanup.enter_context(self.primary)
+        where = {"bind": "127.0.0.1"}
+        self.primary.enter_context(
+            running(binary, directory / "0", port=str(self.ports[0]), **where)
+        )
+        replica = {"port": str(self.ports[1]), "replicaof": f"127.0.0.1 {self.ports[0]}"}
+        cleanup.enter_context(
+            running(binary, directory / "1", repl_diskless_sync_delay="0", **replica, **where)
+        )
+        self.nodes = [cleanup.enter_context(redis.Redis("127.0.0.1", port)) for port in self.ports]
+        for node in self.nodes:
+            wait_for(node)
+        self.sentinel_port = free_port()
+        config = directory / "sentinel.conf"
+        config.write_text(
+            f"bind 127.0.0.1\nport {self.sentinel_port}\ndir {directory}\n"
+            f"sentinel monitor kv 127.0.0.1 {self.ports[0]} 1\n"
+            "sentinel down-after-milliseconds kv 300\nsentinel failover-timeout kv 2000\n"
+        )
+        command = [binary, str(config), "--sentinel"]
+        process = cleanup.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        cleanup.callback(process.kill)
+        self.sentinel = cleanup.enter_context(redis.Redis("127.0.0.1", self.sentinel_port))
+        wait_for(self.sentinel)
+        self._wait("replicas known", lambda: len(self._replicas()) == 1)
+        self._wait("replica in step", self._is_replica_in_step)
+        self.url = f"redis+sentinel://127.0.0.1:{self.sentinel_port}/kv"
+        self.raw = RawRedis(self.url, self.nodes[0])
+        cleanup.callback(self.raw.close)
+
+    def kill_primary(self) -> None:
+        """Ends the primary and waits until the sentinel names the replica."""
+        self.primary.close()
+        self.wait_for_primary(self.ports[1])
+
+    def wait_for_primary(self, port: int) -> None:
+        """Until the sentinel names that server and it takes writes."""
+        self._wait("fail-over", lambda: self._primary_port() == port)
+        node = self.nodes[self.ports.index(port)]
+        self._wait("role", lambda: node.info("replication")["role"] == "master")
+
+    def _primary_port(self) -> int:
+        return int(self.sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", "kv")[1])
+
+    def _replicas(self) -> list[object]:
+        return list(self.sentinel.execute_command("SENTINEL REPLICAS", "kv"))
+
+    def _is_replica_in_step(self) -> bool:
+        return str(self.nodes[1].info("replication")["master_link_status"]) == "up"
+
+    @staticmethod
+    def _wait(what: str, holds: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        for _ in range(2000):
+            if holds():
+                return
+            pause.wait(0.01)
+        raise RuntimeError(f"not within 20 s: {what}")
+
+
+@contextmanager
+def watched() -> Iterator[Watched]:
+    """A primary with a replica, under a sentinel."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as cleanup:
+        yield Watched(cleanup, Path(name))
+
+
+@contextmanager
+def raw_watched() -> Iterator[RawRedis]:
+    """The store behind a sentinel."""
+    with watched() as servers:
+        yield servers.raw
 
 
 def assemble(nodes: list[redis.Redis], ports: list[int]) -> None:

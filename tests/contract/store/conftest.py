@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import KvStore
 from kvstore.backends.memory import MemoryBackend
-from tests.fakes.servers import raw_cluster, raw_debian_redis, raw_tls_redis
+from tests.fakes.servers import raw_cluster, raw_debian_redis, raw_tls_redis, raw_watched
 from tests.fakes.stores import (
     ManualClock,
     RawFiles,
@@ -27,6 +27,7 @@ SERVERS = {
     "cluster": raw_cluster,
     "redis-7": raw_debian_redis,
     "redis-7-tls": raw_tls_redis,
+    "sentinel": raw_watched,
 }
 
 

@@ -37,6 +37,13 @@ def test_bad_values_are_named(change: dict[str, float], words: list[str]) -> Non
         ("redis://host", "redis", "host:6379", 0),
         ("redis://user:secret@host:7000/2", "redis", "host:7000", 2),
         ("rediss://[::1]:7001", "rediss", "::1:7001", 0),
+        ("redis+sentinel://one/kv", "redis+sentinel", "kv by one:26379", 0),
+        (
+            "rediss+sentinel://user:secret@one:7000,two,[::1]:7001/kv/2",
+            "rediss+sentinel",
+            "kv by one:7000,two:26379,::1:7001",
+            2,
+        ),
     ],
 )
 def test_urls_are_taken_apart(url: str, scheme: str, address: str, database: int) -> None:
@@ -64,6 +71,10 @@ def test_secrets_stay_out_of_texts() -> None:
         "redis://host/x",
         "unix:///a?db=-1",
         "redis://host/123456",
+        "redis+sentinel://one",
+        "redis+sentinel://one,/kv",
+        "redis+sentinel://one:port/kv",
+        "redis+sentinel://one/kv/x",
     ],
 )
 def test_bad_urls_say_what_is_wrong(url: str) -> None:
