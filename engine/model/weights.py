@@ -4,12 +4,14 @@ Reads safetensors (one file or an index of shards) with the released DeepSeek-V4
 transformers writes, dequantises FP8 and FP4 to float32, and checks that every tensor the config
 calls for is there with its shape and type. Linear weights come out transposed, `[in, out]`.
 
-A rank loads all parameters but the experts of other ranks.
+A rank keeps all parameters but the experts of other ranks and, where ranks share heads or the inner
+width of experts, the parts of its peers.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,31 @@ _FP4_GROUP = 32
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be served; the message names file, tensor, found and wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of `size` ranks keeps of an axis: part `rank` of equal contiguous parts."""
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, total: int) -> slice:
+        """Returns this rank's part of an axis.
+
+        Raises:
+            ValueError: the axis does not divide.
+        """
+        if total % self.size:
+            raise ValueError(
+                f"{self.size} ranks cannot share {total} channels evenly: use a number of ranks "
+                "that divides them"
+            )
+        width = total // self.size
+        return slice(self.rank * width, (self.rank + 1) * width)
+
+
+WHOLE = Share()
 
 
 # transformers name -> released name. Order matters: the longer pattern comes first.
@@ -222,9 +249,24 @@ class Weights:
             )
         return value
 
-    def linear(self, name: str, out_features: int, in_features: int) -> torch.Tensor:
-        """Returns the weight of a linear map as `[in, out]` float32, contiguous."""
-        return self.tensor(f"{name}.weight", (out_features, in_features)).t().contiguous()
+    def linear(
+        self,
+        name: str,
+        out_features: int,
+        in_features: int,
+        *,
+        outputs: Share = WHOLE,
+        inputs: Share = WHOLE,
+    ) -> torch.Tensor:
+        """Returns the weight of a linear map, or a part of it, as `[in, out]` float32, contiguous.
+
+        Args:
+            name: Without `.weight`.
+            out_features, in_features: Of the stored weight.
+            outputs, inputs: What this rank keeps of either.
+        """
+        weight = self.tensor(f"{name}.weight", (out_features, in_features))
+        return weight[outputs.of(out_features), inputs.of(in_features)].t().contiguous()
 
     def integers(self, name: str, shape: tuple[int, ...], limit: int) -> torch.Tensor:
         """Returns an integer table as int64; all values lie in [0, limit)."""
@@ -241,20 +283,30 @@ class Weights:
             )
         return raw.to(torch.int64)
 
-    def experts(self, prefix: str, logical_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the experts a rank holds: gate_up [slots, d, 2 I] and down [slots, I, d]."""
+    def experts(
+        self, prefix: str, logical_ids: list[int], inner: Share = WHOLE
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the experts a rank holds: gate_up [slots, d, 2 I] and down [slots, I, d].
+
+        Args:
+            prefix: Of the layer's experts.
+            logical_ids: The expert of each slot.
+            inner: What this rank keeps of every expert's inner width; I is its part.
+        """
         d, width = self.config.hidden_size, self.config.moe_intermediate_size
+        kept = inner.of(width)
         if self.has(f"{prefix}.gate_up_proj"):
             num = self.config.n_routed_experts
             gate_up = self.tensor(f"{prefix}.gate_up_proj", (num, 2 * width, d))[logical_ids]
             down = self.tensor(f"{prefix}.down_proj", (num, d, width))[logical_ids]
-            return gate_up.mT.contiguous(), down.mT.contiguous()
+            gate_up = gate_up.unflatten(1, (2, width))[:, :, kept].flatten(1, 2)
+            return gate_up.mT.contiguous(), down[:, :, kept].mT.contiguous()
         gate_ups, downs = [], []
         for e in logical_ids:
-            gate = self.linear(f"{prefix}.{e}.w1", width, d)
-            up = self.linear(f"{prefix}.{e}.w3", width, d)
+            gate = self.linear(f"{prefix}.{e}.w1", width, d, outputs=inner)
+            up = self.linear(f"{prefix}.{e}.w3", width, d, outputs=inner)
             gate_ups.append(torch.cat([gate, up], 1))
-            downs.append(self.linear(f"{prefix}.{e}.w2", d, width))
+            downs.append(self.linear(f"{prefix}.{e}.w2", d, width, inputs=inner))
         return torch.stack(gate_ups), torch.stack(downs)
 
     def check_all_used(self, *, all_experts: bool) -> None:

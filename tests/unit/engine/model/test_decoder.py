@@ -13,7 +13,7 @@ from engine.handoff import KvLayout
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, ModelParts
 from engine.model.experts import ExpertPlacement
-from engine.model.weights import Weights
+from engine.model.weights import WHOLE, Share, Weights
 from engine.parallel.ports import RankContext, open_ports
 from tests.fakes.models import GOLDEN, TINY, Solo, load
 from tests.fakes.naive_v4 import NaiveV4
@@ -54,10 +54,12 @@ class Outline(Weights):
     def integers(self, name: str, shape: tuple[int, ...], limit: int) -> torch.Tensor:
         return self.tensor(name, shape).to(torch.int64)
 
-    def experts(self, prefix: str, logical_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def experts(
+        self, prefix: str, logical_ids: list[int], inner: Share = WHOLE
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Asks for one expert; the others are alike."""
         first, *others = logical_ids
-        gate_up, down = super().experts(prefix, [first])
+        gate_up, down = super().experts(prefix, [first], inner)
         for part in ("w1", "w2", "w3"):
             shape = self.shapes[f"{prefix}.{first}.{part}.weight"]
             self.shapes |= {f"{prefix}.{other}.{part}.weight": shape for other in others}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.model.config import ModelConfig
-from engine.model.weights import CheckpointError, Weights, dequantise, load_weights
+from engine.model.weights import CheckpointError, Share, Weights, dequantise, load_weights
 from tests.fakes.checkpoints import (
     Tensors,
     config_of,
@@ -333,3 +333,35 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -
     weights = load_weights(directory, config)
     with pytest.raises(CheckpointError, match=r"layers\.1\.attn\.wkv\.weight holds NaN or inf"):
         weights.linear("layers.1.attn.wkv", config.head_dim, config.hidden_size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_shares_of_a_linear_map_put_together_are_the_map(size: int) -> None:
+    name, shape = "layers.1.attn.wq_b", tensors_of(BASE)["layers.1.attn.wq_b.weight"].shape
+    whole = weights(BASE).linear(name, *shape)
+    shares = [Share(rank=rank, size=size) for rank in range(size)]
+    outputs = [weights(BASE).linear(name, *shape, outputs=share) for share in shares]
+    inputs = [weights(BASE).linear(name, *shape, inputs=share) for share in shares]
+    assert torch.equal(torch.cat(outputs, 1), whole)
+    assert torch.equal(torch.cat(inputs, 0), whole)
+    assert all(part.is_contiguous() for part in outputs + inputs)
+
+
+@pytest.mark.parametrize("names", ["released", "transformers"])
+def test_shares_of_the_inner_width_put_together_are_the_expert(tmp_path: Path, names: str) -> None:
+    source = BASE
+    if names == "transformers":
+        source = write_checkpoint(
+            tmp_path / "renamed", with_transformers_names(tensors_of(BASE)), config_of(BASE)
+        )
+    prefix, ids = "layers.2.ffn.experts", [5, 0]
+    gate_up, down = weights(source).experts(prefix, ids)
+    parts = [weights(source).experts(prefix, ids, Share(rank=r, size=2)) for r in range(2)]
+    gates, ups = zip(*(part[0].chunk(2, -1) for part in parts), strict=True)
+    assert torch.equal(torch.cat([*gates, *ups], -1), gate_up)
+    assert torch.equal(torch.cat([part[1] for part in parts], 1), down)
+
+
+def test_a_width_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 ranks cannot share 64 channels evenly"):
+        Share(rank=0, size=3).of(64)
