@@ -110,6 +110,8 @@ class HandoffDraft:
         salt: Tenant salt of the chain.
         traceparent: W3C trace context; may be empty.
         token_ids: Tokens of the full blocks, for KV events alone; may be empty.
+        block_bytes: Bytes of the blocks that were written for this hand-off; what was stored before
+            it is not its own. For the audit and the pressure on the store.
     """
 
     request_id: str
@@ -124,6 +126,7 @@ class HandoffDraft:
     salt: str = ""
     traceparent: str = ""
     token_ids: Sequence[int] = ()
+    block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ publication) is a context manager of one task, so leaving the path by any door f
 wire: the face translates requests, events and errors.
 
 Order of events: Admitted, PrefixHit if a stored prefix was loaded, ChunkDone for each chunk that is
-not the last, FirstToken, Committed. Without an error Committed is always the last one.
+not the last, FirstToken, Committed. Without an error Committed is always the last one. Where they
+are asked for, BlocksStored come at any point between Admitted and Committed.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ from kvstore.store import KvStore
 from kvstore.ticket import Ticket
 from prefill_service.prefix import LoadedPrefix, PrefixLoader
 from prefill_service.publisher import BoundaryPolicy, Publication, PublishPlan, handoff_bytes
+from prefill_service.stored import BlocksStored, StoredBlocks, reported
 from runtime.attempts import AttemptFence
 from runtime.budget import Budget, Grant
 from runtime.clock import Clock
@@ -48,6 +50,7 @@ class PromptRequest:
         cache_salt: Tenant salt of the block chain.
         bypass_prefix: Read nothing that is stored; compute everything anew.
         traceparent: Trace context that the ticket carries on.
+        report_stored: Emit BlocksStored, for a reader that starts before the ticket.
     """
 
     request_id: str
@@ -58,6 +61,7 @@ class PromptRequest:
     cache_salt: str = ""
     bypass_prefix: bool = False
     traceparent: str = ""
+    report_stored: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,7 @@ class Committed:
     commit_s: float
 
 
-PrefillEvent = Admitted | PrefixHit | ChunkDone | FirstToken | Committed
+PrefillEvent = Admitted | PrefixHit | ChunkDone | FirstToken | Committed | BlocksStored
 Emit = Callable[[PrefillEvent], Awaitable[None]]
 
 
@@ -182,14 +186,22 @@ class PrefillPath:
                     )
                 )
             self._count_tokens(request, prefix)
-            async with self._publication(request, hashes, prefix, grant) as publication:
+            stored = StoredBlocks(0 if prefix is None else len(prefix.digests))
+            if not (request.report_stored and hashes):
+                stored.close()
+            async with (
+                self._publication(request, hashes, prefix, grant, stored) as publication,
+                reported(stored, emit) as emit_in_turn,
+            ):
                 image = None if prefix is None else _image(prefix)
                 handle = self._engine.submit(
                     replace(engine_request, image=image, export=publication)
                 )
                 del prefix, image  # the engine has it, and drops it once it is on the device
-                first = await self._compute(handle, publication, emit)
-                await self._commit(request, first, publication, emit)
+                first = await self._compute(handle, publication, emit_in_turn)
+                if not stored.num_reported:
+                    stored.close()  # a reader that starts now gains nothing over the ticket
+                await self._commit(request, first, publication, stored, emit_in_turn)
 
     def statistics(self) -> PrefillStatistics:
         """What is held now."""
@@ -225,6 +237,7 @@ class PrefillPath:
         hashes: tuple[bytes, ...],
         prefix: LoadedPrefix | None,
         grant: Grant,
+        stored: StoredBlocks,
     ) -> Publication:
         block_tokens = self._layout.block_tokens
         plan = PublishPlan(
@@ -236,6 +249,7 @@ class PrefillPath:
             tail_tokens=request.token_ids[len(hashes) * block_tokens :],
             salt=request.cache_salt,
             stored_digests=() if prefix is None else prefix.digests,
+            block_token_ids=request.token_ids[: len(hashes) * block_tokens],
         )
         return Publication(
             plan,
@@ -245,6 +259,7 @@ class PrefillPath:
             executor=self._executor,
             grant=grant,
             metrics=self._metrics,
+            stored=stored,
         )
 
     def _count_tokens(self, request: PromptRequest, prefix: LoadedPrefix | None) -> None:
@@ -279,17 +294,24 @@ class PrefillPath:
         raise Bug(f"prefill of {handle.request_id} ended without a token")
 
     async def _commit(
-        self, request: PromptRequest, first: TokenOut, publication: Publication, emit: Emit
+        self,
+        request: PromptRequest,
+        first: TokenOut,
+        publication: Publication,
+        stored: StoredBlocks,
+        emit: Emit,
     ) -> None:
         began = self._clock.now()
         if first.finish_reason is not None:
             # Nobody will decode, but the blocks are worth keeping for the next prompt.
             await publication.wait_written()
+            stored.close()
             await self._hand_out(None, publication, began, emit)
             return
         ticket = await publication.commit(
             first_token=first.token_id, traceparent=request.traceparent
         )
+        stored.close()
         self._unclaimed += 1
         try:
             await self._hand_out(ticket, publication, began, emit)

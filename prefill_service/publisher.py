@@ -27,6 +27,7 @@ from engine.handoff import KvLayout
 from kvstore.errors import BlockCorrupt
 from kvstore.store import KvStore
 from kvstore.ticket import HandoffDraft, Ticket
+from prefill_service.stored import StoredBlocks
 from runtime.budget import Grant
 from runtime.metrics import Metrics
 from runtime.offload import offload
@@ -69,6 +70,7 @@ class PublishPlan:
         salt: Tenant salt of the block chain.
         stored_digests: Digests of blocks [0, n) that were read from the store and verified; they
             are named in the ticket and not written again.
+        block_token_ids: Tokens of the full blocks, for KV events; empty where none are sent.
     """
 
     request_id: str
@@ -79,6 +81,7 @@ class PublishPlan:
     tail_tokens: tuple[int, ...]
     salt: str = ""
     stored_digests: tuple[bytes, ...] = ()
+    block_token_ids: tuple[int, ...] = ()
 
 
 class PublishFailed(Exception):
@@ -102,8 +105,10 @@ class Publication:
         writers: Executor,
         grant: Grant,
         metrics: Metrics,
+        stored: StoredBlocks | None = None,
     ) -> None:
         self._plan = plan
+        self._stored = stored
         self._store = store
         self._policy = policy
         self._executor = executor
@@ -118,6 +123,7 @@ class Publication:
         self._error: BaseException | None = None
         self._is_closed = False
         self._published_bytes = 0
+        self._block_bytes = 0
 
     @property
     def published_bytes(self) -> int:
@@ -146,7 +152,12 @@ class Publication:
             digest = self._put(self._store.put_block, block_hash, payload)
             with self._lock:
                 self._digests[block_idx] = digest
+                self._block_bytes += len(payload)
+            if self._stored is not None:
+                self._stored.note(block_idx)
 
+        if self._stored is not None:
+            self._stored.expect()
         self._queue(write, len(payload))
 
     def save_state(self, end_tokens: int, payload: bytes) -> None:
@@ -268,6 +279,8 @@ class Publication:
             first_token=first_token,
             salt=plan.salt,
             traceparent=traceparent,
+            token_ids=plan.block_token_ids,
+            block_bytes=self._block_bytes,
         )
 
 

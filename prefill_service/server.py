@@ -21,6 +21,7 @@ from prefill_service.prefill import (
     PrefixHit,
     PromptRequest,
 )
+from prefill_service.stored import BlocksStored
 from runtime.budget import BudgetFull
 from runtime.channel import hop_timeout_s
 from runtime.errors import ErrorMap, Overloaded, Reason, TooLate
@@ -59,6 +60,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             sampling=SamplingParams(**wire.sampling_fields(request.sampling)),
             cache_salt=request.cache_salt,
             bypass_prefix=request.bypass_prefix,
+            report_stored=request.report_stored,
         )
         timeout_s = hop_timeout_s(context.time_remaining(), self._default_timeout_s)
         async with asyncio.timeout(timeout_s):
@@ -103,6 +105,10 @@ def _response(event: PrefillEvent) -> prefill_pb2.PrefillResponse:
                     published_bytes=event.published_bytes,
                     commit_us=_micros(event.commit_s),
                 )
+            )
+        case BlocksStored():
+            return prefill_pb2.PrefillResponse(
+                blocks_stored=prefill_pb2.PrefillBlocksStored(num_blocks=event.num_blocks)
             )
 
 

@@ -146,7 +146,7 @@ class Handoffs:
                     draft.request_id,
                     draft.attempt,
                     lease_s=self._config.claim_ttl_s,
-                    num_bytes=sum(payload.num_bytes for payload in sealed),
+                    num_bytes=draft.block_bytes + sum(payload.num_bytes for payload in sealed),
                 ),
             )
             if reply.outcome is LeaseOutcome.INCOMPLETE:

@@ -13,6 +13,7 @@ from engine.request import ChunkDone, PoolFull, PromptTooLong, SamplingError
 from engine.request import InvalidRequest as EngineInvalidRequest
 from kvstore.errors import StaleAttempt, StoreDown, StoreFull
 from prefill_service.prefill import Admitted, Committed, FirstToken, PrefixHit
+from prefill_service.stored import BlocksStored
 from runtime.budget import BudgetFull
 from runtime.errors import AlreadyRunning, Conflict, InvalidRequest, Reason
 from tests.fakes.services import (
@@ -50,6 +51,55 @@ async def test_the_events_of_a_prompt_in_their_order() -> None:
         (lease,) = rig.store.audit()
         assert lease.handoff_id == ticket.handoff_id
         rig.store.abort(ticket.handoff_id)
+        await rig.assert_at_rest()
+
+
+async def test_stored_blocks_are_reported_while_later_ones_compute() -> None:
+    async with running_rig() as rig:
+        await journey(rig, tokens(16))
+        asked = dataclasses.replace(prompt(tokens(37), request_id="r-2"), report_stored=True)
+        events = await run_prefill(rig, asked)
+        reports = [event.num_blocks for event in events if isinstance(event, BlocksStored)]
+        assert reports[0] == 4, "the loaded prefix can be read at once"
+        assert reports == sorted(set(reports))
+        assert reports[-1] <= 9
+        kinds = [type(event) for event in events]
+        assert kinds[0] is Admitted
+        assert kinds[-1] is Committed
+        assert kinds.index(BlocksStored) < kinds.index(FirstToken)
+        _, ticket = outcome(events)
+        assert ticket is not None
+        (lease,) = rig.store.audit()
+        # Five new blocks, one token behind them and the state.
+        assert lease.num_bytes == 5 * 4 * BLOCK + 4 + 16
+        rig.store.abort(ticket.handoff_id)
+        await rig.assert_at_rest()
+
+
+async def test_a_prompt_of_one_chunk_has_nothing_to_report() -> None:
+    async with running_rig(state_every_blocks=0) as rig:
+        asked = dataclasses.replace(prompt(tokens(16)), report_stored=True)
+        rig.backend.stages["put"].close()
+        task = asyncio.ensure_future(run_prefill(rig, asked))
+        await rig.backend.stages["put"].wait_reached()
+        await until(lambda: rig.prefill_core.statistics().running == 0)
+        rig.backend.stages["put"].open()
+        events = await task
+        assert not any(isinstance(event, BlocksStored) for event in events)
+        _, ticket = outcome(events)
+        assert ticket is not None
+        rig.store.abort(ticket.handoff_id)
+        await rig.assert_at_rest()
+
+
+async def test_a_caller_who_leaves_while_a_report_is_sent_leaves_nothing() -> None:
+    async with running_rig() as rig:
+        await journey(rig, tokens(16))
+        asked = dataclasses.replace(prompt(tokens(37), request_id="r-2"), report_stored=True)
+        await cancel_when(
+            lambda emit: rig.prefill.run(asked, emit),
+            lambda event: isinstance(event, BlocksStored),
+        )
         await rig.assert_at_rest()
 
 

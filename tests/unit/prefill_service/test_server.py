@@ -86,6 +86,19 @@ async def test_events_become_messages() -> None:
         await rig.assert_at_rest()
 
 
+async def test_stored_blocks_are_reported_to_those_who_ask() -> None:
+    async with face() as (rig, stub):
+        async for event in stub.Prefill(wire_request(), timeout=20):
+            assert not event.HasField("blocks_stored")
+        asked = wire_request(request_id="r-2", report_stored=True)
+        events = [event async for event in stub.Prefill(asked, timeout=20)]
+        reports = [event.blocks_stored for event in events if event.HasField("blocks_stored")]
+        assert reports[0].num_blocks == 9
+        for record in rig.store.audit():
+            rig.store.abort(record.handoff_id)
+        await rig.assert_at_rest()
+
+
 async def test_a_first_token_that_ends_it_has_a_reason_and_no_ticket() -> None:
     async with face() as (rig, stub):
         request = wire_request()
