@@ -62,7 +62,13 @@ class Intake:
                 turns = [
                     ChatTurn(role=turn.role, content=turn.content) for turn in message.chat.messages
                 ]
-                return await asyncio.to_thread(self.codec.encode_chat, turns)
+                thinking = message.chat.thinking if message.chat.HasField("thinking") else None
+                return await asyncio.to_thread(
+                    self.codec.encode_chat,
+                    turns,
+                    thinking=thinking,
+                    effort=message.chat.reasoning_effort,
+                )
             case "token_ids" if isinstance(message, generation_pb2.GenerateRequest):
                 ids = list(message.token_ids.ids)
                 self.codec.check_ids(ids, "token_ids.ids")

@@ -27,6 +27,7 @@ import jinja2.sandbox
 import tokenizers
 
 CHAT_ROLES = ("system", "user", "assistant")
+_THINKING = ("<think>", "</think>")
 
 
 class TextError(Exception):
@@ -67,6 +68,19 @@ class ModelCard:
     max_model_len: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingMarks:
+    """The tokens around what a model thinks before it answers.
+
+    Attributes:
+        end_text: What the end token leaves in the text; empty if it is a special token.
+    """
+
+    begin_id: int
+    end_id: int
+    end_text: str
+
+
 class IncrementalText(Protocol):
     """Text of a growing sequence of token ids. Used by one request, not shared."""
 
@@ -104,8 +118,10 @@ class TextCodec:
         settings = _read_json(directory / "tokenizer_config.json", required=False)
         self._specials = {key: _token_text(settings.get(key)) for key in ("bos_token", "eos_token")}
         self._template = _compile(settings.get("chat_template"), directory)
+        self._may_think = "thinking" in _template_text(settings)
         self._tokenizer = _load_tokenizer(directory / "tokenizer.json")
         self._bos_id = self._find_bos(settings)
+        self.thinking_marks = _thinking_marks(self._tokenizer)
         self._token_bytes: list[bytes] | None = None
 
     @property
@@ -126,11 +142,18 @@ class TextCodec:
             ids.insert(0, self._bos_id)
         return ids
 
-    def encode_chat(self, turns: Sequence[ChatTurn]) -> list[int]:
+    def encode_chat(
+        self, turns: Sequence[ChatTurn], *, thinking: bool | None = None, effort: str = ""
+    ) -> list[int]:
         """Token ids of a conversation that the model should answer.
 
+        Args:
+            thinking: Whether the model should think first; None leaves it to its template.
+            effort: How much; empty leaves it to the template.
+
         Raises:
-            TextError: No turns, an unknown role, no chat template or no tokenizer.
+            TextError: No turns, an unknown role, no chat template or no tokenizer; or the template
+                knows no thinking and it was asked for.
         """
         if not turns:
             raise TextError("chat.messages", "the conversation is empty; send at least one message")
@@ -142,10 +165,21 @@ class TextCodec:
                 )
         if self._template is None:
             raise TextError("chat", "the model has no chat template; send text or token_ids")
+        switches: dict[str, object] = {}
+        if self._may_think and thinking is not None:
+            switches |= {"thinking": thinking, "enable_thinking": thinking}
+        if self._may_think and effort:
+            switches["reasoning_effort"] = effort
+        if thinking and not self._may_think:
+            raise TextError(
+                "chat.thinking",
+                "the chat template of this model knows no thinking; leave it out or turn it off",
+            )
         try:
             text = self._template.render(
                 messages=[{"role": turn.role, "content": turn.content} for turn in turns],
                 add_generation_prompt=True,
+                **switches,
                 **self._specials,
             )
         except jinja2.TemplateError as error:
@@ -163,6 +197,17 @@ class TextCodec:
         text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, special tokens by their name; empty without a tokenizer."""
+        if self._tokenizer is None:
+            return b""
+        table = self._byte_table() if _is_byte_level(self._tokenizer) else None
+        if table is not None and token_id < len(table) and table[token_id]:
+            return table[token_id]
+        if table is None and (text := self._tokenizer.decode([token_id])):
+            return bytes(text, "utf-8")
+        return (self._tokenizer.id_to_token(token_id) or "").encode("utf-8")
+
     def check_ids(self, token_ids: Sequence[int], field: str = "token_ids") -> None:
         """Raises TextError unless all ids are inside the vocabulary."""
         size = self.card.vocab_size
@@ -178,10 +223,13 @@ class TextCodec:
         if self._tokenizer is None:
             return _NoText()
         if _is_byte_level(self._tokenizer):
-            if self._token_bytes is None:
-                self._token_bytes = _bytes_of_tokens(self._tokenizer)
-            return _ByteLevelText(self._token_bytes)
+            return _ByteLevelText(self._byte_table())
         return _WindowText(self._tokenizer)
+
+    def _byte_table(self) -> list[bytes]:
+        if self._token_bytes is None:
+            self._token_bytes = _bytes_of_tokens(self._need_tokenizer("token_ids"))
+        return self._token_bytes
 
     def _need_tokenizer(self, field: str) -> tokenizers.Tokenizer:
         if self._tokenizer is None:
@@ -347,6 +395,19 @@ def _compile(template: object, directory: Path) -> jinja2.Template | None:
 
 def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
     return type(tokenizer.decoder).__name__ == "ByteLevel"
+
+
+def _thinking_marks(tokenizer: tokenizers.Tokenizer | None) -> ThinkingMarks | None:
+    if tokenizer is None:
+        return None
+    begin_id, end_id = (tokenizer.token_to_id(text) for text in _THINKING)
+    if begin_id is None or end_id is None:
+        return None
+    added = tokenizer.get_added_tokens_decoder().get(end_id)
+    is_special = added is not None and added.special
+    return ThinkingMarks(
+        begin_id=begin_id, end_id=end_id, end_text="" if is_special else _THINKING[1]
+    )
 
 
 def _bytes_of_tokens(tokenizer: tokenizers.Tokenizer) -> list[bytes]:

@@ -81,12 +81,17 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """New tokens; the last of them is numbered `seq`, and `text` became certain with them."""
+    """New tokens; the last of them is numbered `seq`, and `text` became certain with them.
+
+    Attributes:
+        pieces: `text` token by token, one entry for each of `token_ids`.
+    """
 
     attempt: int
     seq: int
     token_ids: tuple[int, ...]
     text: str
+    pieces: tuple[str, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
 
 

@@ -103,6 +103,7 @@ class Transcript:
             seq=self.seq,
             token_ids=tuple(new_ids),
             text="".join(pieces),
+            pieces=tuple(pieces),
             logprobs=tuple(logprobs[offset : offset + len(new_ids)]),
         )
 

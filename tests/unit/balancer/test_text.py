@@ -227,3 +227,40 @@ def test_stop_strings_are_found_however_the_text_is_cut(
     assert not any(stop in out for stop in stops)
     if not is_met:
         assert out == text
+
+
+def test_a_token_alone_is_its_bytes_or_its_name() -> None:
+    codec = TextCodec(MODEL)
+    text = "ROMEO: é!"
+    ids = codec.encode_text(text)[1:]
+    assert b"".join(map(codec.token_bytes, ids)) == text.encode("utf-8")
+    assert codec.token_bytes(6) == b"</think>"
+    assert codec.token_bytes(2047) == b"" or codec.token_bytes(2047)
+
+
+def test_thinking_is_refused_by_a_template_that_knows_none() -> None:
+    codec = TextCodec(MODEL)
+    turns = [ChatTurn(role="user", content="Hi")]
+    assert codec.encode_chat(turns, thinking=False, effort="high") == codec.encode_chat(turns)
+    with pytest.raises(TextError, match="knows no thinking") as caught:
+        codec.encode_chat(turns, thinking=True)
+    assert caught.value.field == "chat.thinking"
+    marks = codec.thinking_marks
+    assert marks is not None
+    assert (marks.begin_id, marks.end_id, marks.end_text) == (5, 6, "")
+
+
+def test_thinking_reaches_a_template_that_asks_for_it(tmp_path: Path) -> None:
+    for path in MODEL.glob("*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["chat_template"] = (
+        "{{ messages[0]['content'] }}{{ '<think>' if thinking else '</think>' }}"
+        "{{ reasoning_effort | default('') }}"
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    codec = TextCodec(tmp_path)
+    turns = [ChatTurn(role="user", content="Hi")]
+    assert codec.encode_chat(turns, thinking=True)[-1] == 5
+    assert codec.encode_chat(turns)[-1] == 6
+    assert codec.encode_chat(turns, thinking=True, effort="low")[-1] != 5
