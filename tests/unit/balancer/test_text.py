@@ -255,7 +255,8 @@ def test_thinking_reaches_a_template_that_asks_for_it(tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["chat_template"] = (
-        "{{ messages[0]['content'] }}{{ '<think>' if thinking else '</think>' }}"
+        "{{ messages[0]['content'] }}"
+        "{{ '<think>' if thinking is defined and thinking else '</think>' }}"
         "{{ reasoning_effort | default('') }}"
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
