@@ -6,6 +6,10 @@ all layers; a layer adds its own offset to the row lists.
 Rows are padded to a multiple of `row_multiple` (see `disagg_kernels.testing`): padding rows have
 position 0, belong to no sequence, see only the sink, are never routed, and write to scratch.
 
+With context parallelism a rank computes a part of the step's rows, and all ranks write all KV: what
+is said per row is about this rank's rows, what is said of writes is about the rows of the whole
+step, which are those of all ranks put back in order (see `engine.step_rows`).
+
 A step in which every sequence has one token is *direct*: its new rows go into the rings first, and
 all reads come from there. Otherwise a query may need a ring row that a later token of the same
 chunk overwrites, so the chunk's rows are read from scratch and the rings are written afterwards.
@@ -27,10 +31,17 @@ from engine.kv_pool import KvPool
 from engine.model.config import LayerKind
 from engine.model.rotary import RotaryTables
 from engine.plan import StepPlan
+from engine.step_rows import (
+    IntArray,
+    StepRows,
+    all_rows,
+    cut_rows,
+    round_up,
+    sampled_rows,
+)
 
 NEG_INF = float("-inf")
 _NEG_INF, _ZERO = np.float32("-inf"), np.float32(0.0)
-IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,11 +115,12 @@ class StepInputs:
     """One step's tensors; see the module docstring.
 
     Attributes:
-        num_rows: Rows with padding; num_tokens: without.
+        num_rows: Rows with padding; num_tokens: without. The first `num_tokens` reach experts.
+        reverse: [T] place of each row of the step among those of all cp ranks one after the other;
+            None when this rank has all rows of the step.
         token_ids, positions: [rows] int64.
-        routed: Rows that reach experts (the first `num_tokens`).
         direct: Whether every sequence has one token.
-        spans: Per sequence (sequence, first row, end row).
+        spans: Per sequence with rows here (sequence, first row, end row).
         sequence_of_row: [rows] int64; padding names sequence 0.
         rotation_window, rotation_long: [rows, pairs] complex64; `_back` turns the other way.
         window_rows: [rows, sink + window columns] pool rows without layer offset; the sink's
@@ -116,13 +128,15 @@ class StepInputs:
         window_is_new: [rows, sink + window columns] bool, True where the row is not in the ring
             but in scratch, which has no layer offset; None when direct.
         window_mask: [rows, sink + window columns] 0 or -inf.
-        window_source, window_target: Rows that enter the window rings, and where.
-        sample_rows: [samples, padded] rows whose logits are wanted; num_samples: how many count.
+        window_source, window_target: Rows of the step that enter the window rings, and where.
+        sample_rows: [samples, padded] rows whose logits are wanted; sample_reverse: as `reverse`,
+            for the samples of the step, padded; num_samples: how many count.
         ratios: By compression ratio.
     """
 
     num_rows: int
     num_tokens: int
+    reverse: torch.Tensor | None
     token_ids: torch.Tensor
     positions: torch.Tensor
     direct: bool
@@ -138,115 +152,107 @@ class StepInputs:
     window_source: torch.Tensor
     window_target: torch.Tensor
     sample_rows: torch.Tensor
+    sample_reverse: torch.Tensor | None
     num_samples: int
     ratios: dict[int, RatioInputs]
 
 
-def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple that is not below `value`."""
-    return -(-value // multiple) * multiple
-
-
 class InputBuilder:
-    """Turns plans into tensors for one pool."""
+    """Turns plans into tensors for one pool.
+
+    Args:
+        layout, pool, rotary: of this rank.
+        row_multiple: Row counts are multiples of it.
+        cp, cp_rank: Ranks that share the rows of a step, and which of them this is.
+    """
 
     def __init__(
-        self, layout: KvLayout, pool: KvPool, rotary: RotaryTables, *, row_multiple: int
+        self,
+        layout: KvLayout,
+        pool: KvPool,
+        rotary: RotaryTables,
+        *,
+        row_multiple: int,
+        cp: int = 1,
+        cp_rank: int = 0,
     ) -> None:
         self._layout = layout
         self._pool = pool
         self._rotary = rotary
         self._row_multiple = row_multiple
+        self._cp = cp
+        self._cp_rank = cp_rank
         self._window = layout.config.sliding_window
         self._window_columns = round_up(self._window, SINK_COLUMNS)
         self._kinds = {layer.ratio: layer.kind for layer in layout.config.layers if layer.owns_kv}
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Returns the tensors of a plan; a placeholder plan gives padding rows only."""
-        sequences = plan.sequences
-        lengths = np.array([s.num_tokens for s in sequences], dtype=np.int64)
-        starts = np.array([s.start for s in sequences], dtype=np.int64)
-        slots = np.array([s.state_slot for s in sequences], dtype=np.int64)
-        num_tokens = int(lengths.sum())
-        num_rows = max(round_up(num_tokens, self._row_multiple), self._row_multiple)
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
-        direct = bool((lengths == 1).all())
-        sequence_of_row = np.zeros(num_rows, dtype=np.int64)
-        sequence_of_row[:num_tokens] = np.repeat(np.arange(len(sequences)), lengths)
-        positions = np.zeros(num_rows, dtype=np.int64)
-        positions[:num_tokens] = (
-            np.arange(num_tokens) - np.repeat(begins, lengths) + np.repeat(starts, lengths)
+        step = StepRows.of(plan)
+        if self._cp > 1:
+            here = cut_rows(step, self._cp, self._cp_rank, self._row_multiple)
+        else:
+            here = all_rows(step, self._row_multiple)
+        asking = np.array([sequence.sample for sequence in plan.sequences], dtype=np.bool_)
+        samples = sampled_rows((step.begins + step.lengths - 1)[asking], here, self._row_multiple)
+        rows = _Rows(
+            num_tokens=here.num_tokens,
+            positions=here.take(step.positions),
+            sequence_of_row=here.take(step.sequence_of_row),
         )
-        token_ids = np.zeros(num_rows, dtype=np.int64)
-        if sequences:
-            token_ids[:num_tokens] = np.concatenate([s.token_ids for s in sequences])
-        step = _Step(
-            lengths=lengths,
-            starts=starts,
-            slots=slots,
-            begins=begins,
-            num_tokens=num_tokens,
-            num_rows=num_rows,
-            positions=positions,
-            sequence_of_row=sequence_of_row,
-            direct=direct,
-        )
-        samples = [int(ends[i]) - 1 for i, s in enumerate(sequences) if s.sample]
-        padded = round_up(len(samples), self._row_multiple)
-        position_tensor = torch.from_numpy(positions)
-        rotation_window = self._rotary.window.index_select(0, position_tensor)
-        rotation_long = self._rotary.long.index_select(0, position_tensor)
-        tables = [s.block_table for s in sequences]
+        positions = torch.from_numpy(rows.positions)
+        rotation_window = self._rotary.window.index_select(0, positions)
+        rotation_long = self._rotary.long.index_select(0, positions)
+        tables = _padded_tables([sequence.block_table for sequence in plan.sequences])
         return StepInputs(
-            num_rows=num_rows,
-            num_tokens=num_tokens,
-            token_ids=torch.from_numpy(token_ids),
-            positions=position_tensor,
-            direct=direct,
-            spans=tuple(
-                (i, int(begin), int(begin + length))
-                for i, (begin, length) in enumerate(zip(begins, lengths, strict=True))
-            ),
-            sequence_of_row=torch.from_numpy(sequence_of_row),
+            num_rows=here.num_rows,
+            num_tokens=here.num_tokens,
+            reverse=_optional(here.reverse),
+            token_ids=torch.from_numpy(here.take(step.token_ids)),
+            positions=positions,
+            direct=step.direct,
+            spans=here.spans(step),
+            sequence_of_row=torch.from_numpy(rows.sequence_of_row),
             rotation_window=rotation_window,
             rotation_window_back=rotation_window.conj().resolve_conj(),
             rotation_long=rotation_long,
             rotation_long_back=rotation_long.conj().resolve_conj(),
-            **self._window_inputs(step),
-            sample_rows=torch.tensor(samples + [0] * (padded - len(samples)), dtype=torch.int64),
-            num_samples=len(samples),
+            **self._window_inputs(step, rows),
+            sample_rows=torch.from_numpy(samples.rows),
+            sample_reverse=_optional(samples.reverse),
+            num_samples=int(asking.sum()),
             ratios={
-                ratio: self._ratio_inputs(step, tables, ratio, kind)
+                ratio: self._ratio_inputs(step, rows, tables, ratio, kind)
                 for ratio, kind in self._kinds.items()
             },
         )
 
-    def _window_inputs(self, step: _Step) -> dict[str, Any]:
-        window = self._window
-        seen = step.positions[:, None] + np.arange(1 - window, 1)[None, :]
-        slot_base = np.zeros(step.num_rows, dtype=np.int64)
-        slot_base[: step.num_tokens] = step.slots[step.sequence_of_row[: step.num_tokens]]
+    def _window_inputs(self, step: StepRows, rows: _Rows) -> dict[str, Any]:
+        window, count = self._window, rows.num_tokens
+        num_rows = len(rows.positions)
+        seen = rows.positions[:, None] + np.arange(1 - window, 1)[None, :]
+        slot_base = np.zeros(num_rows, dtype=np.int64)
+        slot_base[:count] = step.slots[rows.sequence_of_row[:count]]
         slot_base = self._pool.windows_at + slot_base * self._pool.slot_rows
-        rows = slot_base[:, None] + seen % window
+        named = slot_base[:, None] + seen % window
         valid = seen >= 0
-        valid[step.num_tokens :] = False
+        valid[count:] = False
         columns = SINK_COLUMNS + self._window_columns
         in_window = slice(SINK_COLUMNS, SINK_COLUMNS + window)
-        mask = np.full((step.num_rows, columns), NEG_INF, dtype=np.float32)
+        mask = np.full((num_rows, columns), NEG_INF, dtype=np.float32)
         mask[:, 0] = 0.0
         mask[:, in_window][valid] = 0.0
         is_new: torch.Tensor | None = None
         if not step.direct:
-            first_new = step.starts[step.sequence_of_row][:, None]
+            first_new = step.starts[rows.sequence_of_row][:, None]
             new = (seen >= first_new) & valid
-            offset = step.begins[step.sequence_of_row][:, None] - first_new
-            rows = np.where(new, self._pool.scratch_at + seen + offset, rows)
-            wide = np.zeros((step.num_rows, columns), dtype=np.bool_)
+            offset = step.begins[rows.sequence_of_row][:, None] - first_new
+            named = np.where(new, self._pool.scratch_at + seen + offset, named)
+            wide = np.zeros((num_rows, columns), dtype=np.bool_)
             wide[:, in_window] = new
             is_new = torch.from_numpy(wide)
-        listed = np.zeros((step.num_rows, columns), dtype=np.int64)
-        listed[:, in_window] = rows
+        listed = np.zeros((num_rows, columns), dtype=np.int64)
+        listed[:, in_window] = named
         source, target = _ring_writes(step, window, self._pool.windows_at, self._pool.slot_rows)
         return {
             "window_rows": torch.from_numpy(listed),
@@ -257,43 +263,16 @@ class InputBuilder:
         }
 
     def _ratio_inputs(
-        self, step: _Step, tables: list[tuple[int, ...]], ratio: int, kind: LayerKind
+        self, step: StepRows, rows: _Rows, table: IntArray, ratio: int, kind: LayerKind
     ) -> RatioInputs:
         overlap = kind is LayerKind.CSA
-        ring = 2 * ratio if overlap else ratio
         per_page = self._layout.block_tokens // ratio
-        visible = (step.positions + 1) // ratio
-        visible[step.num_tokens :] = 0
-        ends = step.starts + step.lengths
-        # Groups that close in this step, sequence by sequence.
-        owner, group = _closing_groups(step, ends, ratio)
-        num_groups = len(owner)
-        padded = round_up(num_groups, 8)
-        span = 2 * ratio if overlap else ratio
-        tokens = (group[:, None] + 1) * ratio - span + np.arange(span)[None, :]
-        if step.direct:
-            rows = step.slots[owner][:, None] * ring + tokens % ring
-        else:
-            start = step.starts[owner][:, None]
-            fresh = len(ends) * ring + step.begins[owner][:, None] + tokens - start
-            rows = np.where(tokens >= start, fresh, owner[:, None] * ring + tokens % ring)
-        group_rows = np.zeros((padded, span), dtype=np.int64)
-        group_rows[:num_groups] = np.where(tokens >= 0, rows, 0)
-        first = np.ones(padded, dtype=np.bool_)
-        first[:num_groups] = group == 0
-        rotation_at = np.zeros(padded, dtype=np.int64)
-        rotation_at[:num_groups] = group * ratio
-        table = _padded_tables(tables)
-        pages = np.zeros(padded, dtype=np.int64)
-        pages[:num_groups] = table[owner, group // per_page]
-        places = np.zeros(padded, dtype=np.int64)
-        places[:num_groups] = group % per_page
-        max_visible = int(ends.max()) // ratio if len(ends) else 0
+        visible = (rows.positions + 1) // ratio
+        visible[rows.num_tokens :] = 0
+        max_visible = int(step.ends.max(initial=0)) // ratio
         width = round_up(max_visible, KEY_TILE if overlap else SINK_COLUMNS)
         entry = np.arange(width)
-        page_index = np.minimum(entry // per_page, table.shape[1] - 1)
-        source, target = _ring_writes(step, ring, 0, ring)
-        page_of = table[:, page_index]
+        page_of = table[:, np.minimum(entry // per_page, table.shape[1] - 1)]
         place = entry % per_page
         entry_table = page_of * self._layout.entry_rows + place
         key_table = None
@@ -304,52 +283,79 @@ class InputBuilder:
             columns = round_up(max_visible, SINK_COLUMNS)
             mask = np.where(entry[:columns] >= visible[:, None], _NEG_INF, _ZERO)
             everything = Selection(
-                entry_rows=torch.from_numpy(entry_table[step.sequence_of_row, :columns]),
+                entry_rows=torch.from_numpy(entry_table[rows.sequence_of_row, :columns]),
                 mask=torch.from_numpy(mask),
             )
-        sequence_ring = np.empty(0, dtype=np.int64)
-        if not step.direct:
-            sequence_ring = (step.slots[:, None] * ring + np.arange(ring)[None, :]).ravel()
         return RatioInputs(
             ratio=ratio,
-            ring=ring,
+            ring=2 * ratio if overlap else ratio,
             visible=torch.from_numpy(visible),
             max_visible=max_visible,
-            num_groups=num_groups,
-            group_rows=torch.from_numpy(group_rows),
-            first=torch.from_numpy(first),
-            group_rotation=self._rotary.long.index_select(0, torch.from_numpy(rotation_at)),
-            entry_pages=torch.from_numpy(pages),
-            entry_places=torch.from_numpy(places),
-            ring_source=source,
-            ring_target=target,
-            sequence_ring=torch.from_numpy(sequence_ring),
+            **self._compressor_inputs(step, table, ratio, overlap=overlap),
             entry_table=torch.from_numpy(entry_table),
             key_table=key_table,
             everything=everything,
         )
 
+    def _compressor_inputs(
+        self, step: StepRows, table: IntArray, ratio: int, *, overlap: bool
+    ) -> dict[str, Any]:
+        """What the compressors of a ratio write: rows of the whole step on every rank."""
+        ring = span = 2 * ratio if overlap else ratio
+        per_page = self._layout.block_tokens // ratio
+        # Groups that close in this step, sequence by sequence.
+        owner, group = _closing_groups(step, ratio)
+        num_groups = len(owner)
+        padded = round_up(num_groups, 8)
+        tokens = (group[:, None] + 1) * ratio - span + np.arange(span)[None, :]
+        sequence_ring = np.empty(0, dtype=np.int64)
+        if step.direct:
+            source_rows = step.slots[owner][:, None] * ring + tokens % ring
+        else:
+            start = step.starts[owner][:, None]
+            fresh = len(step.lengths) * ring + step.begins[owner][:, None] + tokens - start
+            source_rows = np.where(tokens >= start, fresh, owner[:, None] * ring + tokens % ring)
+            sequence_ring = (step.slots[:, None] * ring + np.arange(ring)[None, :]).ravel()
+        group_rows = np.zeros((padded, span), dtype=np.int64)
+        group_rows[:num_groups] = np.where(tokens >= 0, source_rows, 0)
+        first = np.ones(padded, dtype=np.bool_)
+        first[:num_groups] = group == 0
+        rotation_at = np.zeros(padded, dtype=np.int64)
+        rotation_at[:num_groups] = group * ratio
+        pages = np.zeros(padded, dtype=np.int64)
+        pages[:num_groups] = table[owner, group // per_page]
+        places = np.zeros(padded, dtype=np.int64)
+        places[:num_groups] = group % per_page
+        source, target = _ring_writes(step, ring, 0, ring)
+        return {
+            "num_groups": num_groups,
+            "group_rows": torch.from_numpy(group_rows),
+            "first": torch.from_numpy(first),
+            "group_rotation": self._rotary.long.index_select(0, torch.from_numpy(rotation_at)),
+            "entry_pages": torch.from_numpy(pages),
+            "entry_places": torch.from_numpy(places),
+            "ring_source": source,
+            "ring_target": target,
+            "sequence_ring": torch.from_numpy(sequence_ring),
+        }
+
 
 @dataclass(slots=True, kw_only=True)
-class _Step:
-    lengths: IntArray
-    starts: IntArray
-    slots: IntArray
-    begins: IntArray
+class _Rows:
+    """Rows of this rank, padded: what is computed per row follows from these."""
+
     num_tokens: int
-    num_rows: int
     positions: IntArray
     sequence_of_row: IntArray
-    direct: bool
 
 
-def _closing_groups(step: _Step, ends: IntArray, ratio: int) -> tuple[IntArray, IntArray]:
+def _closing_groups(step: StepRows, ratio: int) -> tuple[IntArray, IntArray]:
     """Sequence and number of every group that closes in this step, in order."""
     if step.direct:
-        owner = np.flatnonzero(ends % ratio == 0)
+        owner = np.flatnonzero(step.ends % ratio == 0)
         return owner, step.starts[owner] // ratio
-    counts = ends // ratio - step.starts // ratio
-    owner = np.repeat(np.arange(len(ends)), counts)
+    counts = step.ends // ratio - step.starts // ratio
+    owner = np.repeat(np.arange(len(counts)), counts)
     group = (
         np.arange(len(owner))
         - np.repeat(np.cumsum(counts) - counts, counts)
@@ -359,18 +365,22 @@ def _closing_groups(step: _Step, ends: IntArray, ratio: int) -> tuple[IntArray, 
 
 
 def _ring_writes(
-    step: _Step, ring: int, base: int, stride: int
+    step: StepRows, ring: int, base: int, stride: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the step that stay in a ring, and their ring rows: at most `ring` per sequence."""
     count = step.num_tokens
     if step.direct:
         target = base + step.slots * stride + step.starts % ring
         return torch.from_numpy(np.arange(count)), torch.from_numpy(target)
-    owner = step.sequence_of_row[:count]
-    last = (step.starts + step.lengths)[owner] - ring
-    source = np.flatnonzero(step.positions[:count] >= last)
+    owner = step.sequence_of_row
+    last = step.ends[owner] - ring
+    source = np.flatnonzero(step.positions >= last)
     target = base + step.slots[owner[source]] * stride + step.positions[source] % ring
     return torch.from_numpy(source), torch.from_numpy(target)
+
+
+def _optional(values: IntArray | None) -> torch.Tensor | None:
+    return None if values is None else torch.from_numpy(values)
 
 
 def _padded_tables(tables: list[tuple[int, ...]]) -> IntArray:

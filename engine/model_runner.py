@@ -24,7 +24,12 @@ class ModelRunner:
         self._model = model
         self._pool = pool
         self._inputs = InputBuilder(
-            layout, pool, RotaryTables(model.config), row_multiple=row_multiple
+            layout,
+            pool,
+            RotaryTables(model.config),
+            row_multiple=row_multiple,
+            cp=model.groups.cp.size,
+            cp_rank=model.groups.cp.rank,
         )
 
     def run(self, plan: StepPlan) -> StepResult:

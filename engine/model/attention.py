@@ -9,21 +9,25 @@ import torch
 from disagg_kernels import Kernels
 from disagg_kernels.attention import SINK_COLUMNS
 from engine.handoff import KvLayout, LayerSlice
-from engine.input_batch import Selection, StepInputs, round_up
+from engine.input_batch import Selection, StepInputs
 from engine.kv_pool import KvPool
 from engine.model.compressor import Compressor
 from engine.model.config import LayerConfig, LayerKind, ModelConfig
+from engine.model.context import serve_restore, start_restore
 from engine.model.indexer import Indexer
 from engine.model.layers import StepCarry
 from engine.model.quant import KvQuantiser
 from engine.model.weights import Weights
+from engine.parallel.rank_groups import RankGroups
+from engine.step_rows import round_up
 
 
 class Attention:
     """One layer's attention; see the module docstring.
 
     All projections of the layer's input (query latent, KV row, compressor rows, index weights) are
-    one product.
+    one product. Under context parallelism KV and compressor rows of all ranks come together before
+    they are stored, and the query is made while they travel.
     """
 
     def __init__(
@@ -36,7 +40,9 @@ class Attention:
         ops: Kernels,
         *,
         quantisers: bool,
+        groups: RankGroups | None = None,
     ) -> None:
+        self._groups = groups or RankGroups()
         d, heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
         self._ops = ops
         self._config = config
@@ -76,7 +82,10 @@ class Attention:
             )
             projections.append(self._indexer.projection)
         self._offsets = torch.empty(0, dtype=torch.int64)
-        self._splits = [projection.shape[1] for projection in projections]
+        # Raw rows of both compressors stand side by side, so that one gather takes them.
+        weight_columns = config.index_n_heads if self._indexer is not None else 0
+        raw = sum(projection.shape[1] for projection in projections[2:]) - weight_columns
+        self._splits = [config.q_lora_rank, width, raw, weight_columns]
         self._w_in = torch.cat(projections, 1).contiguous()
 
     def _load_output(self, weights: Weights, prefix: str) -> None:
@@ -106,20 +115,26 @@ class Attention:
         rotation, back = inputs.rotation_window, inputs.rotation_window_back
         if self._layer.ratio:
             rotation, back = inputs.rotation_long, inputs.rotation_long_back
-        projected = ops.linear(x, self._w_in).split(self._splits, 1)
-        qr = ops.rms_norm(projected[0], self._q_norm, config.rms_norm_eps)
+        latent, kv, raw, index_weights = ops.linear(x, self._w_in).split(self._splits, 1)
+        cp, reverse = self._groups.cp, inputs.reverse
+        raw_rows = start_restore(raw, cp, reverse) if self._compressor is not None else None
+        kv = ops.rms_norm(kv, self._kv_norm, config.rms_norm_eps)
+        ops.apply_rope(kv.unsqueeze(1), rotation)
+        window_rows = start_restore(self._quantise(kv), cp, reverse)
+        qr = ops.rms_norm(latent, self._q_norm, config.rms_norm_eps)
         query = ops.linear(qr, self._wq_b).view(rows, -1, config.head_dim)
         query = ops.rms_norm(query, None, config.rms_norm_eps)
         ops.apply_rope(query, rotation)
-        kv = ops.rms_norm(projected[1], self._kv_norm, config.rms_norm_eps)
-        ops.apply_rope(kv.unsqueeze(1), rotation)
-        kv = self._quantise(kv)
+        # Both gathers end here: from now on every rank has the rows of the whole step.
+        if raw_rows is not None:
+            self._compress(raw_rows.wait(), inputs, pool)
+        kv = window_rows.wait()
         window_at = self._layer.index * pool.window
         if inputs.direct:
             self._keep_window(kv, inputs, pool, window_at)
         else:
-            pool.rows[pool.scratch_at : pool.scratch_at + rows] = kv
-        selection = self._select(qr, projected, inputs, pool, carry)
+            pool.rows[pool.scratch_at : pool.scratch_at + kv.shape[0]] = kv
+        selection = self._select(qr, index_weights, inputs, pool, carry)
         key_rows, mask = self._key_rows(inputs, pool, selection)
         out = ops.sparse_attention(
             query,
@@ -147,15 +162,40 @@ class Attention:
     def _keep_window(
         self, kv: torch.Tensor, inputs: StepInputs, pool: KvPool, window_at: int
     ) -> None:
-        kept = kv[: inputs.num_tokens]
+        kept = kv[: inputs.window_target.shape[0]]
         if not inputs.direct:
             kept = kv.index_select(0, inputs.window_source)
         pool.rows.index_copy_(0, inputs.window_target + window_at, kept)
 
+    def serve(self) -> None:
+        """Takes part in a step without rows: the gathers, nothing else."""
+        _, width, raw, _ = self._splits
+        if self._compressor is not None:
+            serve_restore(self._groups.cp, raw)
+        serve_restore(self._groups.cp, width)
+
+    def _compress(self, raw: torch.Tensor, inputs: StepInputs, pool: KvPool) -> None:
+        """Takes the raw rows of the whole step in: entries, and index keys where there are any."""
+        part = self._part
+        assert part is not None
+        assert self._compressor is not None
+        shared = inputs.ratios[part.ratio]
+        first_entry = pool.pages_at + part.entry_row
+        self._compressor.step(
+            raw[:, : self._compressor.columns],
+            pool.rings[part.layer],
+            inputs,
+            shared,
+            pool.rows,
+            shared.entry_pages * pool.layout.entry_rows + shared.entry_places + first_entry,
+        )
+        if self._indexer is not None:
+            self._indexer.store(raw[:, self._compressor.columns :], inputs, shared, pool, part)
+
     def _select(
         self,
         qr: torch.Tensor,
-        projected: tuple[torch.Tensor, ...],
+        index_weights: torch.Tensor,
         inputs: StepInputs,
         pool: KvPool,
         carry: StepCarry,
@@ -164,23 +204,13 @@ class Attention:
         if part is None:
             return None
         shared = inputs.ratios[part.ratio]
-        first_entry = pool.pages_at + part.entry_row
-        if self._compressor is not None:
-            self._compressor.step(
-                projected[2],
-                pool.rings[part.layer],
-                inputs,
-                shared,
-                pool.rows,
-                shared.entry_pages * pool.layout.entry_rows + shared.entry_places + first_entry,
-            )
         if self._layer.kind is LayerKind.HCA:
             return shared.everything
         source = self._layer.index_source
         assert source is not None
         if self._indexer is not None:
             carry.selections[source] = self._indexer.select(
-                qr, projected[3], inputs, shared, pool, part
+                qr, index_weights, inputs, shared, pool, part
             )
         return carry.selections[source]
 

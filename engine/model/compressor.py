@@ -61,7 +61,7 @@ class Compressor:
         """Takes the step's raw rows in and writes the entries of all groups that close.
 
         Args:
-            raw: [rows, columns] raw rows of the step's tokens.
+            raw: [T, columns] raw rows of the whole step's tokens, padding behind them or none.
             ring: [slots * ring, columns] this compressor's ring.
             inputs, shared: The step's tensors.
             target: [*, width] view of the pool that takes entries.
@@ -69,7 +69,7 @@ class Compressor:
         """
         source = ring
         if inputs.direct:
-            ring.index_copy_(0, shared.ring_target, raw[: inputs.num_tokens])
+            ring.index_copy_(0, shared.ring_target, raw[: shared.ring_target.shape[0]])
         elif shared.num_groups:
             source = torch.cat([ring.index_select(0, shared.sequence_ring), raw])
         if shared.num_groups:

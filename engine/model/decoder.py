@@ -12,6 +12,7 @@ from engine.input_batch import StepInputs
 from engine.kv_pool import KvPool
 from engine.model.attention import Attention
 from engine.model.config import LayerConfig, ModelConfig
+from engine.model.context import serve_restore, start_restore
 from engine.model.experts import ExpertPlacement
 from engine.model.hyper_connections import HeadCollapse, HyperConnection
 from engine.model.layers import StepCarry
@@ -58,6 +59,7 @@ class DecoderLayer:
             parts.layout,
             ops,
             quantisers=parts.quantisers,
+            groups=parts.groups,
         )
         self._experts = MixtureOfExperts(
             weights,
@@ -90,6 +92,7 @@ class DecoderLayer:
 
     def serve(self) -> None:
         """Runs this rank's experts for its peers only."""
+        self._attention.serve()
         self._experts.serve()
 
 
@@ -99,6 +102,7 @@ class Decoder:
     def __init__(self, parts: ModelParts) -> None:
         weights, config, ops = parts.weights, parts.config, parts.ops
         self.config = config
+        self.groups = parts.groups
         self._ops = ops
         vocab, d = config.vocab_size, config.hidden_size
         self._embedding = weights.tensor("embed.weight", (vocab, d))
@@ -160,7 +164,8 @@ class Decoder:
         """Runs one step and takes its KV into the pool.
 
         Returns:
-            [num_samples, vocab] float32 logits of the rows that are sampled.
+            [num_samples, vocab] float32 logits of the rows that are sampled; all of them on every
+            rank that shares the step's rows.
         """
         embedded = self._embedding.index_select(0, inputs.token_ids)
         streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
@@ -168,9 +173,11 @@ class Decoder:
         for layer in self._layers:
             streams = layer(streams, inputs, pool, carry)
         if inputs.num_samples == 0:
+            serve_restore(self.groups.cp, self.config.hidden_size)
             return embedded.new_empty(0, self.config.vocab_size)
         hidden = self._collapse(streams.index_select(0, inputs.sample_rows))
         hidden = self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        hidden = start_restore(hidden, self.groups.cp, inputs.sample_reverse).wait()
         logits: torch.Tensor = self._ops.linear(hidden, self._head)
         return logits[: inputs.num_samples]
 
@@ -187,3 +194,4 @@ class Decoder:
         """Takes part in a step of the peers without rows: every collective, nothing else."""
         for layer in self._layers:
             layer.serve()
+        serve_restore(self.groups.cp, self.config.hidden_size)

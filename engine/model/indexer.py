@@ -9,12 +9,13 @@ import torch
 from disagg_kernels import Kernels
 from disagg_kernels.attention import SINK_COLUMNS
 from engine.handoff import LayerSlice
-from engine.input_batch import NEG_INF, RatioInputs, Selection, StepInputs, round_up
+from engine.input_batch import NEG_INF, RatioInputs, Selection, StepInputs
 from engine.kv_pool import KvPool
 from engine.model.compressor import Compressor
 from engine.model.config import LayerConfig, ModelConfig
 from engine.model.quant import IndexQuantiser
 from engine.model.weights import Weights
+from engine.step_rows import round_up
 
 _HIDDEN, _SHOWN = torch.tensor(NEG_INF), torch.tensor(0.0)
 
@@ -60,34 +61,51 @@ class Indexer:
             [self.compressor.projection, weight * (width**-0.5 * heads**-0.5)], 1
         )
 
-    def select(
+    def store(
         self,
-        qr: torch.Tensor,
-        projected: torch.Tensor,
+        raw: torch.Tensor,
         inputs: StepInputs,
         shared: RatioInputs,
         pool: KvPool,
         part: LayerSlice,
-    ) -> Selection | None:
-        """Takes the step's index rows in and returns each row's entries.
+    ) -> None:
+        """Takes raw rows in and writes the index keys of all groups that close.
 
         Args:
-            qr: [rows, q_lora_rank] normed query latent.
-            projected: [rows, columns] this module's part of the input projection.
+            raw: [T, columns] rows of the whole step, the first part of this module's projection.
             inputs, shared: The step's tensors.
             pool: KV memory.
             part: Where this layer's index keys lie in a page.
         """
-        raw = projected[:, : self.compressor.columns]
-        first_key = pool.index_pages_at + (part.index_row or 0)
         self.compressor.step(
             raw,
             pool.index_rings[part.layer],
             inputs,
             shared,
             pool.index_rows,
-            shared.entry_pages * pool.layout.index_rows + shared.entry_places + first_key,
+            shared.entry_pages * pool.layout.index_rows
+            + shared.entry_places
+            + _first_key(pool, part),
         )
+
+    def select(
+        self,
+        qr: torch.Tensor,
+        weights: torch.Tensor,
+        inputs: StepInputs,
+        shared: RatioInputs,
+        pool: KvPool,
+        part: LayerSlice,
+    ) -> Selection | None:
+        """Returns each row's entries; the step's index keys have been stored.
+
+        Args:
+            qr: [rows, q_lora_rank] normed query latent.
+            weights: [rows, heads] the last part of this module's projection.
+            inputs, shared: The step's tensors.
+            pool: KV memory.
+            part: Where this layer's index keys lie in a page.
+        """
         if shared.max_visible <= self._topk:
             return shared.everything
         query = self._ops.linear(qr, self._wq_b).view(-1, self._heads, self._width)
@@ -95,8 +113,8 @@ class Indexer:
         assert shared.key_table is not None
         scores = self._ops.index_logits(
             self._quantise(query),
-            projected[:, self.compressor.columns :],
-            self._ops.gather_rows(pool.index_rows, shared.key_table + first_key),
+            weights,
+            self._ops.gather_rows(pool.index_rows, shared.key_table + _first_key(pool, part)),
             inputs.spans,
             shared.visible,
         )
@@ -104,3 +122,7 @@ class Indexer:
         mask = torch.where(picks < 0, _HIDDEN, _SHOWN)
         entry_rows = shared.entry_table[inputs.sequence_of_row[:, None], picks.clamp_(min=0)]
         return Selection(entry_rows=entry_rows, mask=mask)
+
+
+def _first_key(pool: KvPool, part: LayerSlice) -> int:
+    return pool.index_pages_at + (part.index_row or 0)

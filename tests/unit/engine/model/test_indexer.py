@@ -39,14 +39,10 @@ def run(x: torch.Tensor, chunk: int, *, quantisers: bool = False) -> tuple[list[
     per_page = bench.layout.block_tokens // 4
     chosen: list[list[int]] = []
     for step in bench.parts([5] * len(x), chunk):
-        selection = indexer.select(
-            step.rows(qr),
-            step.rows(projected),
-            step.inputs,
-            step.inputs.ratios[4],
-            bench.pool,
-            part,
-        )
+        inputs, shared = step.inputs, step.inputs.ratios[4]
+        raw, weights = step.rows(projected).tensor_split([indexer.compressor.columns], 1)
+        indexer.store(raw, inputs, shared, bench.pool, part)
+        selection = indexer.select(step.rows(qr), weights, inputs, shared, bench.pool, part)
         for row in range(step.end - step.begin):
             if selection is None:
                 chosen.append([])
