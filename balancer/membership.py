@@ -12,85 +12,14 @@ Not known here: sockets, clocks, prompts. All times are seconds of one monotonic
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from balancer.members import ExclusionCause, Load, Member, MemberView, Role
+from balancer.snapshot import Snapshot
+from balancer.table import Facts, Table
 
-class Role(enum.Enum):
-    """What a member does."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-class ExclusionCause(enum.Enum):
-    """Why a member is no candidate."""
-
-    STALE = "stale"
-    DRAINING = "draining"
-    NOT_READY = "not ready"
-    SUSPECT = "suspect"
-    FAILED_BEFORE = "failed this request before"
-    FULL = "full"
-    CONTEXT = "context too short"
-    CAPACITY = "KV pool too small"
-    NO_PARTNER = "no partner with the same KV layout"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Load of one rank at one moment, as its heartbeat reports it."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_tokens: int = 0
-    kv_capacity_tokens: int = 0
-    max_running: int = 0
-    queued_tokens: int = 0
-    steps: int = 0
-    placeholder_steps: int = 0
-    last_progress_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One rank of a prefill or decode group, as it describes itself."""
-
-    member_id: str
-    role: Role
-    address: str
-    group_id: str
-    fingerprint: bytes
-    model: str
-    max_model_len: int
-    block_tokens: int
-    ready: bool
-    sequence: int
-    rank: int = 0
-    group_size: int = 1
-    draining: bool = False
-    load: Load = Load()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberView:
-    """What a placement decision may know of one member.
-
-    Attributes:
-        age_s: Seconds since the snapshot arrived.
-        outstanding_requests: Requests placed here and not ended, ours and foreign ones.
-        outstanding_tokens: Tokens of those requests (prompt and, on decode, expected output).
-        exclusion: Why this member takes no new work now; None for a candidate.
-        detail: Facts about the exclusion.
-    """
-
-    member: Member
-    age_s: float
-    outstanding_requests: int
-    outstanding_tokens: int
-    exclusion: ExclusionCause | None = None
-    detail: str = ""
+__all__ = ["ExclusionCause", "Load", "Member", "MemberView", "Membership", "Role"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +35,12 @@ class MembershipStatistics:
     suspected: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    tokens: int
+    quota_s: float
+
+
 @dataclass(slots=True)
 class _Entry:
     member: Member
@@ -117,7 +52,9 @@ class _Entry:
     is_probed: bool = False
     suspect_cause: str = ""
     ordered_drain: bool = False
-    work: dict[str, int] = dataclasses.field(default_factory=dict)
+    work: dict[str, _Work] = dataclasses.field(default_factory=dict)
+    own_tokens: int = 0
+    head_since: float = 0.0
 
     def absorb(self, member: Member, now: float) -> None:
         """Takes a newer snapshot over; what it shows beyond our own work is foreign."""
@@ -125,18 +62,47 @@ class _Entry:
         load = member.load
         tokens = load.queued_tokens if member.role is Role.PREFILL else load.kv_tokens
         self.foreign_requests = max(0, load.running + load.waiting - len(self.work))
-        self.foreign_tokens = max(0, tokens - sum(self.work.values()))
+        self.foreign_tokens = max(0, tokens - self.own_tokens)
 
-    def exclusion(self, now: float, stale_after_s: float) -> tuple[ExclusionCause | None, str]:
-        if now - self.seen_at > stale_after_s:
-            return ExclusionCause.STALE, f"no heartbeat for {now - self.seen_at:.1f} s"
+    def put(self, work_id: str, work: _Work, now: float) -> None:
+        """Sets one piece of our own work."""
+        if not self.work:
+            self.head_since = now
+        old = self.work.get(work_id)
+        self.work[work_id] = work
+        self.own_tokens += work.tokens - (old.tokens if old else 0)
+
+    def take(self, work_id: str, now: float) -> bool:
+        """Removes one piece of our own work; returns whether it was there."""
+        old = self.work.pop(work_id, None)
+        if old is None:
+            return False
+        self.own_tokens -= old.tokens
+        self.head_since = now  # an engine takes the next prompt when one is done
+        return True
+
+    def facts(self, price_s: float) -> Facts:
+        """What the table shows; `price_s` is what a foreign token costs in prefill."""
+        excluded: ExclusionCause | None = None
         if self.member.draining or self.ordered_drain:
-            return ExclusionCause.DRAINING, ""
-        if not self.member.ready:
-            return ExclusionCause.NOT_READY, ""
-        if now < self.suspect_until:
-            return ExclusionCause.SUSPECT, self.suspect_cause
-        return None, ""
+            excluded = ExclusionCause.DRAINING
+        elif not self.member.ready:
+            excluded = ExclusionCause.NOT_READY
+        is_prefill = self.member.role is Role.PREFILL
+        own_s = sum(work.quota_s for work in self.work.values()) if is_prefill else 0.0
+        head = next(iter(self.work.values()), None)
+        return Facts(
+            member=self.member,
+            seen_at=self.seen_at,
+            excluded=excluded,
+            suspect_until=self.suspect_until,
+            suspect_cause=self.suspect_cause,
+            requests=len(self.work) + self.foreign_requests,
+            tokens=self.own_tokens + self.foreign_tokens,
+            quota_s=own_s + self.foreign_tokens * price_s if is_prefill else 0.0,
+            head_s=head.quota_s if is_prefill and head else 0.0,
+            head_since=self.head_since,
+        )
 
 
 class Membership:
@@ -156,6 +122,9 @@ class Membership:
         self._stale_after_s = stale_after_s
         self._forget_after_s = forget_after_s
         self._entries: dict[str, _Entry] = {}
+        layouts: dict[bytes, int] = {}
+        self._tables = {role: Table(role, layouts) for role in Role}
+        self._price_s = 0.0  # prefill seconds of a token, as of the last work we handed out
         self._heartbeats = 0
         self._stale_heartbeats = 0
         self._forgotten = 0
@@ -177,18 +146,33 @@ class Membership:
         elif member.sequence <= entry.member.sequence:
             self._stale_heartbeats += 1
             return False
+        if entry.member.role is not member.role:
+            self._tables[entry.member.role].remove(member.member_id)
         entry.absorb(member, now)
+        self._write(entry)
         return True
 
-    def assign(self, member_id: str, work_id: str, tokens: int) -> None:
-        """Counts work handed to a member. Idempotent; unknown members are ignored."""
-        if entry := self._entries.get(member_id):
-            entry.work[work_id] = tokens
+    def assign(
+        self, member_id: str, work_id: str, tokens: int, *, quota_s: float = 0.0, now: float = 0.0
+    ) -> None:
+        """Counts work handed to a member. Idempotent; unknown members are ignored.
 
-    def unassign(self, member_id: str, work_id: str) -> None:
-        """Takes that work off again. Idempotent; unknown members are ignored."""
+        Args:
+            tokens: KV tokens it will hold there.
+            quota_s: Predicted prefill seconds; 0 on decode members.
+            now: When it was handed over.
+        """
         if entry := self._entries.get(member_id):
-            entry.work.pop(work_id, None)
+            if tokens and quota_s:
+                self._price_s = quota_s / tokens
+            entry.put(work_id, _Work(tokens, quota_s), now)
+            self._write(entry)
+
+    def unassign(self, member_id: str, work_id: str, *, now: float = 0.0) -> None:
+        """Takes that work off again. Idempotent; unknown members are ignored."""
+        entry = self._entries.get(member_id)
+        if entry is not None and entry.take(work_id, now):
+            self._write(entry)
 
     def suspect(self, member_id: str, cause: str, now: float, for_s: float) -> None:
         """Keeps new work from a member that failed, for a bounded time."""
@@ -198,6 +182,7 @@ class Membership:
             entry.suspect_for_s = for_s
             entry.suspect_cause = cause
             entry.is_probed = False
+            self._write(entry)
 
     def probe(self, member_id: str, now: float) -> None:
         """A request goes to this member; after a suspicion, it is the one that tries it out.
@@ -208,6 +193,7 @@ class Membership:
         if entry is not None and entry.suspect_for_s and now >= entry.suspect_until:
             entry.suspect_until = now + entry.suspect_for_s
             entry.is_probed = True
+            self._write(entry)
 
     def absolve(self, member_id: str) -> bool:
         """Ends the suspicion of a member that is tried out; returns whether there was one.
@@ -218,6 +204,7 @@ class Membership:
         if entry is None or not entry.is_probed:
             return False
         entry.suspect_until, entry.suspect_for_s, entry.is_probed = float("-inf"), 0.0, False
+        self._write(entry)
         return True
 
     def order_drain(self, member_id: str, drain: bool = True) -> bool:
@@ -225,6 +212,7 @@ class Membership:
         entry = self._entries.get(member_id)
         if entry is not None:
             entry.ordered_drain = drain
+            self._write(entry)
         return entry is not None
 
     def is_drain_ordered(self, member_id: str) -> bool:
@@ -243,13 +231,18 @@ class Membership:
             self._forget(member_id)
         return gone
 
-    def views(self, now: float, role: Role | None = None) -> tuple[MemberView, ...]:
-        """All members, in order of id, with what a decision may know of them."""
-        return tuple(
-            self._view(entry, now)
-            for _, entry in sorted(self._entries.items())
-            if role is None or entry.member.role is role
+    def snapshot(self, now: float) -> Snapshot:
+        """All members as columns; what did not change is shared with earlier snapshots."""
+        prefill, decode = (
+            self._tables[role].freeze(now, self._stale_after_s)
+            for role in (Role.PREFILL, Role.DECODE)
         )
+        return Snapshot(taken_at=now, prefill=prefill, decode=decode)
+
+    def views(self, now: float, role: Role | None = None) -> tuple[MemberView, ...]:
+        """All members, in order of id, as objects; decisions use `snapshot`."""
+        views = self.snapshot(now).views()
+        return tuple(view for view in views if role is None or view.member.role is role)
 
     def can_serve(self, now: float) -> bool:
         """Whether some prefill and some decode member with one fingerprint take work now."""
@@ -277,20 +270,19 @@ class Membership:
             assert entry.member.member_id == member_id
             assert entry.foreign_requests >= 0
             assert entry.foreign_tokens >= 0
+            assert entry.own_tokens == sum(work.tokens for work in entry.work.values())
+            rows = self._tables[entry.member.role].freeze(entry.seen_at, self._stale_after_s)
+            row = rows.fixed.row_of[member_id]
+            assert rows.members[row] is entry.member
+            assert rows.requests[row] == len(entry.work) + entry.foreign_requests
+            assert rows.tokens[row] == entry.own_tokens + entry.foreign_tokens
 
-    def _view(self, entry: _Entry, now: float) -> MemberView:
-        exclusion, detail = entry.exclusion(now, self._stale_after_s)
-        return MemberView(
-            member=entry.member,
-            age_s=now - entry.seen_at,
-            outstanding_requests=len(entry.work) + entry.foreign_requests,
-            outstanding_tokens=sum(entry.work.values()) + entry.foreign_tokens,
-            exclusion=exclusion,
-            detail=detail,
-        )
+    def _write(self, entry: _Entry) -> None:
+        self._tables[entry.member.role].write(entry.facts(self._price_s))
 
     def _forget(self, member_id: str) -> None:
-        del self._entries[member_id]
+        entry = self._entries.pop(member_id)
+        self._tables[entry.member.role].remove(member_id)
         self._forgotten += 1
 
 

@@ -1,17 +1,37 @@
-"""The contract of placement: what goes in, what comes out, what every policy shares.
+"""The contract of placement: what goes in, what comes out, and the port every policy fills.
 
-A policy is a pure function of (request, views, rotation): the same input gives the same pair live,
-in a replay and in a simulator. Filters remove and say why, scores rank, one picker breaks ties by
-rotation. A new idea of placement is a new policy in `policies.py`, never a branch in the pipeline.
+A policy is two things. `choose` is a pure function of (request, snapshot, knowledge, rotation): the
+same input gives the same placement live, in a replay and in a simulator. `Memory` is what happened
+so far, told by events (`balancer.routing.events`), and condenses into `Knowledge`: small, immutable
+and kept in every record, so that a record alone can be decided again.
+
+Filters remove and say why, scores rank in lexicographic order (the lowest wins), one picker breaks
+ties by rotation. A new idea of placement is a new module here, never a branch in the pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from balancer.membership import ExclusionCause, MemberView, Role
+from balancer.members import MemberView, Role
+from balancer.routing.events import Event
+from balancer.routing.judgement import Candidate, Exclusion, Judgement
+from balancer.routing.quota import QuotaModel
+from balancer.snapshot import Snapshot
+
+FOREVER = float("inf")
+
+
+class Verdict(enum.Enum):
+    """What a decision says to do."""
+
+    PLACE = "place"
+    HOLD = "hold"  # ask again after `retry_after_s`; the request keeps its place in the queue
+    REJECT = "reject"  # refuse the request with a retry hint
+    NO_PAIR = "no pair"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +39,16 @@ class PlacementRequest:
     """What placement may know of a request.
 
     Attributes:
-        num_tokens: Tokens that prefill must have KV for.
+        num_tokens: Tokens that prefill must have KV for; decides the length class.
         max_new_tokens: Tokens that decode may still generate.
         avoid: Members that failed this request before.
         full: Members that refused this request a moment ago for lack of room.
+        cached_tokens: Prompt tokens whose KV the store has and any member can resume from.
+        local_cached: Prompt tokens that single members hold themselves, by member id; for policies
+            with caches that are not shared. Members that are not named hold none.
+        arrived_at: Seconds of the balancer's clock, as are all instants.
+        deadline: When the answer must be complete.
+        ttft_slo_s, tpot_slo_s: What the caller was promised; None: the policy's own targets.
     """
 
     request_id: str
@@ -31,50 +57,114 @@ class PlacementRequest:
     max_new_tokens: int
     avoid: frozenset[str] = frozenset()
     full: frozenset[str] = frozenset()
+    cached_tokens: int = 0
+    local_cached: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
+    tenant: str = ""
+    arrived_at: float = 0.0
+    deadline: float = FOREVER
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exclusion:
-    """A member that was no candidate, and why."""
+class Knowledge:
+    """What a decision may know of the past; immutable, shared by records until it changes.
 
-    member_id: str
-    role: Role
-    cause: ExclusionCause
-    detail: str = ""
+    Attributes:
+        quota: Predicts prefill seconds.
+        output_tokens: Running estimate of output length, by length class.
+        own: What only this policy keeps, e.g. which engine serves which class.
+    """
 
-    def __str__(self) -> str:
-        """One phrase for messages."""
-        return f"{self.member_id}: {self.cause.value}" + (f", {self.detail}" if self.detail else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A member that could have been chosen, with its score; the lowest score wins."""
-
-    member_id: str
-    role: Role
-    score: tuple[float, ...]
+    quota: QuotaModel
+    output_tokens: tuple[float, ...]
+    own: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A chosen pair, with everything that led to it.
+    """A decision, with everything that led to it.
 
     Attributes:
-        prefill: View of the chosen prefill member; None if there is no pair.
-        decode: View of the chosen decode member; None if there is no pair.
-        reason: One sentence: why this pair, or why none.
+        prefill_side, decode_side: How the members of each role were judged, and who was chosen;
+            a side without a choice means that there is no pair.
+        length_class: Index of the request's length class.
+        quota_s: Predicted seconds of prefill: what to assign to the prefill member.
+        output_tokens: Expected output: with the prompt, what to assign to the decode member.
+        wait_s: Predicted seconds until prefill begins on the chosen member.
+        retry_after_s: When to ask again, for HOLD and REJECT.
+        why: One phrase on the rule that decided.
     """
 
-    prefill: MemberView | None
-    decode: MemberView | None
-    candidates: tuple[Candidate, ...]
-    exclusions: tuple[Exclusion, ...]
-    reason: str
+    verdict: Verdict
+    prefill_side: Judgement
+    decode_side: Judgement
+    length_class: int
+    quota_s: float
+    output_tokens: int
+    wait_s: float = 0.0
+    retry_after_s: float = 0.0
+    why: str = ""
+
+    @property
+    def prefill(self) -> MemberView | None:
+        """View of the chosen prefill member; None unless the verdict is PLACE."""
+        return self.prefill_side.view(self.prefill_side.chosen) if self._is_placed else None
+
+    @property
+    def decode(self) -> MemberView | None:
+        """View of the chosen decode member; None unless the verdict is PLACE."""
+        return self.decode_side.view(self.decode_side.chosen) if self._is_placed else None
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Members that could have been chosen, with their scores; made when asked for."""
+        return self.prefill_side.candidates() + self.decode_side.candidates()
+
+    @property
+    def exclusions(self) -> tuple[Exclusion, ...]:
+        """Members that could not be chosen, and why; made when asked for."""
+        return self.prefill_side.exclusions() + self.decode_side.exclusions()
+
+    @property
+    def reason(self) -> str:
+        """One sentence: why this pair, or why none."""
+        if self._is_placed:
+            return (
+                f"{self.why}: prefill {self.prefill_side.summary()}, "
+                f"decode {self.decode_side.summary()}"
+            )
+        if self.verdict is not Verdict.NO_PAIR:
+            return self.why
+        exclusions = "; ".join(map(str, self.exclusions))
+        if not exclusions:
+            return "no members have announced themselves"
+        return f"no pair can take the request ({exclusions})"
+
+    @property
+    def _is_placed(self) -> bool:
+        return self.verdict is Verdict.PLACE
+
+
+class Memory(Protocol):
+    """What a policy remembers. Belongs to one router; the same events give the same knowledge."""
+
+    def observe(self, event: Event) -> None:
+        """Takes one event, in order. Called by the router, as often as requests come and go."""
+        ...
+
+    def knowledge(self) -> Knowledge:
+        """What decisions may know; the same object as long as nothing changed."""
+        ...
+
+    def next_round_at(self, now: float) -> float:
+        """When the router should tell `RoundBegan`; infinity: this policy has no rounds."""
+        ...
 
 
 class Policy(Protocol):
-    """Chooses a pair. Called by the pipeline on the event loop, once per attempt; pure."""
+    """Chooses pairs; stateless and pure, so one object serves any number of routers and threads."""
 
     @property
     def name(self) -> str:
@@ -86,68 +176,27 @@ class Policy(Protocol):
         """Grows whenever the same input may give another answer."""
         ...
 
+    def memory(self) -> Memory:
+        """A fresh memory, once per router."""
+        ...
+
     def choose(
-        self, request: PlacementRequest, views: tuple[MemberView, ...], rotation: int
+        self, request: PlacementRequest, snapshot: Snapshot, knowledge: Knowledge, rotation: int
     ) -> Placement:
-        """Chooses; `rotation` breaks ties and grows by one with every decision."""
+        """Decides, once per attempt; `rotation` breaks ties and grows with every decision."""
         ...
 
 
-def screen(
-    request: PlacementRequest, views: Iterable[MemberView]
-) -> tuple[list[MemberView], list[Exclusion]]:
-    """Splits members into candidates and excluded ones, with the reason of each.
-
-    A member whose fingerprint no ready member of the other role shares is excluded too: KV written
-    by one layout is never read by another.
-    """
-    exclusions: list[Exclusion] = []
-    fit: list[MemberView] = []
-    for view in views:
-        cause, detail = _why_not(request, view)
-        if cause is None:
-            fit.append(view)
-        else:
-            exclusions.append(_exclude(view, cause, detail))
-    layouts = {
-        role: {view.member.fingerprint for view in fit if view.member.role is role} for role in Role
-    }
-    shared = layouts[Role.PREFILL] & layouts[Role.DECODE]
-    exclusions += [
-        _exclude(view, ExclusionCause.NO_PARTNER, view.member.fingerprint.hex())
-        for view in fit
-        if view.member.fingerprint not in shared
-    ]
-    return [view for view in fit if view.member.fingerprint in shared], exclusions
-
-
-def pick(
-    scored: list[tuple[tuple[float, ...], MemberView]], rotation: int
-) -> tuple[MemberView, int]:
-    """Returns the view with the lowest score and how many shared it; ties by rotation."""
-    best = min(score for score, _ in scored)
-    ties = [view for score, view in scored if score == best]
-    return ties[rotation % len(ties)], len(ties)
-
-
-def _exclude(view: MemberView, cause: ExclusionCause, detail: str) -> Exclusion:
-    return Exclusion(
-        member_id=view.member.member_id, role=view.member.role, cause=cause, detail=detail
-    )
-
-
-def _why_not(request: PlacementRequest, view: MemberView) -> tuple[ExclusionCause | None, str]:
-    member = view.member
-    if view.exclusion is not None:
-        return view.exclusion, view.detail
-    if member.member_id in request.avoid:
-        return ExclusionCause.FAILED_BEFORE, ""
-    if member.member_id in request.full:
-        return ExclusionCause.FULL, ""
-    needed = request.num_tokens + request.max_new_tokens
-    if needed > member.max_model_len:
-        return ExclusionCause.CONTEXT, f"{needed} tokens do not fit in {member.max_model_len}"
-    capacity = member.load.kv_capacity_tokens
-    if capacity and needed > capacity:
-        return ExclusionCause.CAPACITY, f"{needed} tokens never fit in {capacity}"
-    return None, ""
+__all__ = [
+    "FOREVER",
+    "Candidate",
+    "Exclusion",
+    "Judgement",
+    "Knowledge",
+    "Memory",
+    "Placement",
+    "PlacementRequest",
+    "Policy",
+    "Role",
+    "Verdict",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from balancer.decisions import decide
 from balancer.journey.failures import final_error, newest_attempt, no_pair_error, remedy_for
 from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, MemberView
@@ -99,7 +100,8 @@ def reason_of(*views: MemberView, full: frozenset[str] = frozenset()) -> Reason:
     request = PlacementRequest(
         request_id="r", attempt=1, num_tokens=100, max_new_tokens=0, full=full
     )
-    placement = make_policy("least_outstanding").choose(request, views, 0)
+    policy = make_policy("least_outstanding")
+    placement = decide(policy, request, views, rotation=0, now=0.0).placement
     assert placement.decode is None
     error = no_pair_error(placement, retry_after_s=1.0)
     for item in views:

@@ -1,0 +1,111 @@
+"""What placement can be told. Plain data; the process edge fills it from its settings."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from balancer.routing.quota import FlopCount
+
+_K = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingOptions:
+    """Options of all policies; each policy reads those that concern it.
+
+    Attributes:
+        boundaries: Prompt lengths at which a new length class begins, ascending.
+        flops: The cost of a prefill before any has been measured.
+        forgetting: Weight of a measured prefill once the next one came.
+        first_output_tokens: Expected output before an answer of its class has ended.
+        round_s: Length of a round of engine shares.
+        max_moves: Engines that may change their class in a round.
+        min_gain: Share by which the worst backlog per engine must fall for a move.
+        starvation_s: Longest wait for an engine of one's own class; see `balancer.routing.classes`.
+        reserve_share: Share of a decode member's KV capacity that stays free at admission.
+        look_ahead: Requests that may be prefilled for a decode member beyond its slots.
+        replicas: Balancers that share these members; above 1 their views are stale, so each
+            draws two of the best candidates instead of taking the best one.
+        salt: Name of this balancer; makes the draws of replicas differ.
+        ttft_slo_s, ttft_slo_per_token_s: First-token target: constant, and part per prompt token.
+        tpot_slo_s: Target per output token.
+        transfer_s_per_token: Seconds to bring one token's KV from another machine.
+        prefill_scale, temperature: `dynamo_kv`: weight of prefill tokens, softness (0: argmin).
+        weights: `llmd_weighted`: weight per scorer.
+        bucket_drift: `sgl_bucket`: ratio of loads at which boundaries are cut anew.
+    """
+
+    boundaries: tuple[int, ...] = (16 * _K, 64 * _K, 256 * _K)
+    flops: FlopCount = field(default_factory=FlopCount)
+    forgetting: float = 0.98
+    first_output_tokens: float = 256.0
+    round_s: float = 5.0
+    max_moves: int = 1
+    min_gain: float = 0.1
+    starvation_s: float = 1.0
+    reserve_share: float = 0.0
+    look_ahead: int = 0
+    replicas: int = 1
+    salt: str = ""
+    ttft_slo_s: float = 2.0
+    ttft_slo_per_token_s: float = 1.0 / (16 * _K)
+    tpot_slo_s: float = 0.05
+    transfer_s_per_token: float = 0.0
+    prefill_scale: float = 1.0
+    temperature: float = 0.0
+    weights: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "queue": 2.0,
+            "kv_utilisation": 2.0,
+            "token_load": 1.0,
+            "prefix": 3.0,
+            "running": 1.0,
+        }
+    )
+    bucket_drift: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be.
+
+        Raises:
+            ValueError: Names the option, its value and what it must be.
+        """
+        if (
+            list(self.boundaries) != sorted(set(self.boundaries))
+            or min(self.boundaries, default=1) < 1
+        ):
+            raise ValueError(f"boundaries {self.boundaries} must be positive and ascending")
+        for name in ("round_s", "first_output_tokens", "ttft_slo_s", "tpot_slo_s", "bucket_drift"):
+            _check(name, getattr(self, name), positive=True)
+        for name in ("min_gain", "starvation_s", "transfer_s_per_token", "ttft_slo_per_token_s"):
+            _check(name, getattr(self, name), positive=False)
+        for name in ("prefill_scale", "temperature"):
+            _check(name, getattr(self, name), positive=False)
+        if not 0 <= self.reserve_share < 1:
+            raise ValueError(f"reserve_share {self.reserve_share} must be in [0, 1)")
+        for name, least in (("max_moves", 1), ("look_ahead", 0), ("replicas", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {getattr(self, name)} must be at least {least}")
+
+    @property
+    def num_classes(self) -> int:
+        """Length classes."""
+        return len(self.boundaries) + 1
+
+    def class_of(self, num_tokens: int) -> int:
+        """Length class of a prompt; a prompt as long as a boundary is in the upper class."""
+        return bisect_right(self.boundaries, num_tokens)
+
+    def ttft_target_s(self, num_tokens: int, promised_s: float | None) -> float:
+        """Seconds to the first token that count as good."""
+        if promised_s is not None:
+            return promised_s
+        return self.ttft_slo_s + self.ttft_slo_per_token_s * num_tokens
+
+
+def _check(name: str, value: float, *, positive: bool) -> None:
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        raise ValueError(f"{name} {value} must be {'positive' if positive else 'at least 0'}")

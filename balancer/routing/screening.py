@@ -1,0 +1,58 @@
+"""The filters all policies share, on whole columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from balancer.members import ExclusionCause, Role
+from balancer.routing.base import PlacementRequest
+from balancer.snapshot import CODE_OF, Codes, Columns, Snapshot
+
+
+def screen(request: PlacementRequest, snapshot: Snapshot) -> dict[Role, Codes]:
+    """A fresh cause column per role: 0 for members that could serve the request.
+
+    Members without a partner are not looked for here: `pair` does that once a policy has taken
+    out members for reasons of its own.
+    """
+    causes = {}
+    for role in Role:
+        columns = snapshot.of(role)
+        cause = columns.cause.copy()
+        mark(cause, columns, request.avoid, ExclusionCause.FAILED_BEFORE)
+        mark(cause, columns, request.full, ExclusionCause.FULL)
+        needed, fixed = request.num_tokens + request.max_new_tokens, columns.fixed
+        exclude(cause, needed > fixed.max_model_len, ExclusionCause.CONTEXT)
+        is_small = (fixed.kv_capacity > 0) & (needed > fixed.kv_capacity)
+        exclude(cause, is_small, ExclusionCause.CAPACITY)
+        causes[role] = cause
+    return causes
+
+
+def pair(snapshot: Snapshot, causes: dict[Role, Codes]) -> None:
+    """Takes out members whose KV layout no candidate of the other role shares.
+
+    KV written by one layout is never read by another.
+    """
+    layouts = {role: snapshot.of(role).fixed.layouts for role in Role}
+    size = 1 + max((int(column.max()) for column in layouts.values() if len(column)), default=0)
+    is_served = np.ones(size, dtype=bool)
+    for role in Role:
+        is_served &= np.bincount(layouts[role][causes[role] == 0], minlength=size) > 0
+    for role in Role:
+        exclude(causes[role], ~is_served[layouts[role]], ExclusionCause.NO_PARTNER)
+
+
+def exclude(cause: Codes, where: np.ndarray, why: ExclusionCause) -> None:
+    """Marks rows that are candidates so far."""
+    np.copyto(cause, np.int8(CODE_OF[why]), where=where & (cause == 0))
+
+
+def mark(cause: Codes, columns: Columns, ids: Iterable[str], why: ExclusionCause) -> None:
+    """Marks members by id that are candidates so far; unknown ones change nothing."""
+    for member_id in ids:
+        row = columns.fixed.row_of.get(member_id)
+        if row is not None and cause[row] == 0:
+            cause[row] = CODE_OF[why]
