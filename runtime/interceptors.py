@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +153,7 @@ def exception_mapper(errors: ErrorMap, metrics: Metrics) -> Surround:
             except Exception as error:
                 known = translate(errors, error)
                 if known is None or known.reason is Reason.INVARIANT_BROKEN:
-                    known = _incident(method, error, metrics)
+                    known = incident(method, error, metrics)
             await context.abort_with_status(status.to_status(known, request_id=request_id))
 
     return Surround(around, guards_parsing=True)
@@ -231,22 +231,32 @@ class WorkGate:
         else:
             self._idle.append(callback)
 
-    async def _around(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+    @contextlib.contextmanager
+    def work(self, what: str) -> Iterator[None]:
+        """Count the body as work, whatever protocol it came by.
+
+        Raises:
+            Unavailable: DRAINING: no new work is taken.
+        """
         if self._is_closed:
             raise Unavailable(
-                f"this process drains and takes no new {method.rsplit('/', 1)[-1]}; ask another",
+                f"this process drains and takes no new {what}; ask another",
                 reason=Reason.DRAINING,
                 retry_after_s=0.0,
             )
         self._running += 1
         try:
-            return await inner(request, context)
+            yield
         finally:
             self._running -= 1
             if self._running == 0:
                 waiting, self._idle = self._idle, []
                 for callback in waiting:
                     callback()
+
+    async def _around(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+        with self.work(method.rsplit("/", 1)[-1]):
+            return await inner(request, context)
 
 
 def request_id_of(request: object, context: Context) -> str:
@@ -267,12 +277,12 @@ def _code_name(code: grpc.StatusCode | int) -> str:
     return next((known.name for known in grpc.StatusCode if known.value[0] == code), "UNKNOWN")
 
 
-def _incident(method: str, error: Exception, metrics: Metrics) -> DisaggError:
+def incident(method: str, error: Exception, metrics: Metrics) -> DisaggError:
     """Log an exception nobody translated and make the error that hides its text."""
-    incident = uuid.uuid4().hex[:12]
-    _log.error("call.failed", method=method, incident=incident, exc_info=error)
+    number = uuid.uuid4().hex[:12]
+    _log.error("call.failed", method=method, incident=number, exc_info=error)
     metrics.count("disagg_internal_errors_total", method=method.lstrip("/"))
     return Bug(
-        f"internal error; the log of this process has it as incident {incident}",
-        metadata={"incident": incident},
+        f"internal error; the log of this process has it as incident {number}",
+        metadata={"incident": number},
     )

@@ -184,6 +184,10 @@ class Host:
         """Work calls that run."""
         return self._gate.running
 
+    def work(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Count the body as work; for faces that are not gRPC. See `WorkGate.work`."""
+        return self._gate.work(what)
+
     def bind(self) -> str:
         """Take the address without answering on it yet; returns it as host:port.
 

@@ -185,3 +185,15 @@ async def test_the_gate_counts_refuses_and_tells_when_idle() -> None:
     assert (gate.running, idle) == (0, ["before", "after"])
     gate.open()
     assert await gate._around(METHOD, behaviour, object(), Context()) == "done"
+
+
+def test_work_of_another_protocol_counts_and_is_refused_alike() -> None:
+    gate, idle = WorkGate(frozenset({METHOD})), []
+    with gate.work("completion"):
+        assert gate.running == 1
+        gate.when_idle(lambda: idle.append(True))
+        gate.close()
+        with pytest.raises(Unavailable, match="takes no new completion"), gate.work("completion"):
+            raise AssertionError("a closed gate let work in")
+        assert not idle
+    assert (gate.running, idle) == (0, [True])

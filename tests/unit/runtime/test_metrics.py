@@ -7,7 +7,7 @@ from runtime.metrics import MAX_LABEL_VALUES, TABLE, Metric, Metrics
 
 def test_names_follow_the_rules() -> None:
     for row in TABLE:
-        assert row.name.startswith(("disagg_", "gen_ai_", "rpc_")), row.name
+        assert row.name.startswith(("disagg_", "gen_ai_", "http_", "rpc_")), row.name
         assert (row.kind == "counter") == row.name.endswith("_total"), row.name
         assert not {"request_id", "tenant", "pod", "member"} & set(row.labels), row.name
         assert (row.kind == "histogram") == bool(row.buckets), row.name
