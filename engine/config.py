@@ -83,6 +83,7 @@ class EngineSettings:
         batch_invariant: rows do not depend on their neighbours, bit by bit.
         rank: this rank of the lockstep group.
         num_ranks: ranks of the lockstep group.
+        cp: ranks that share the rows of this engine's prefill steps.
 
     Raises:
         SettingsError: a field, or two that do not go together.
@@ -102,6 +103,7 @@ class EngineSettings:
     batch_invariant: bool = True
     rank: int = 0
     num_ranks: int = 1
+    cp: int = 1
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
@@ -131,9 +133,23 @@ class EngineSettings:
                 f"prefill_attempt_interval {self.prefill_attempt_interval}: raise the former or "
                 "lower the latter"
             )
+        self._check_context_ranks()
         if not self.rank < self.num_ranks:
             raise SettingsError(
                 f"rank is {self.rank} but num_ranks is {self.num_ranks}: ranks count from 0"
+            )
+
+    def _check_context_ranks(self) -> None:
+        if self.cp == 1:
+            return
+        if self.role is EngineRole.DECODE:
+            raise SettingsError(
+                f"cp is {self.cp} and role is decode, but decode steps do not share rows: use cp 1"
+            )
+        if self.max_num_batched_tokens < 2 * self.cp:
+            raise SettingsError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below {2 * self.cp}, "
+                f"the shortest chunk of cp {self.cp}: raise the former or lower the latter"
             )
 
     def cache_size(self, page_bytes: int) -> CacheSize:
@@ -191,4 +207,5 @@ _MINIMA: dict[str, int] = {
     "prefill_any_attempt_interval": 2,
     "rank": 0,
     "num_ranks": 1,
+    "cp": 1,
 }

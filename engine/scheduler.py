@@ -15,7 +15,9 @@ Rules:
   bit by bit; nothing is recomputed;
 - a paused sequence keeps its memory while nobody else wants it; it is the first victim, gives way
   to an admission too, and is passed over in the queue until it is resumed;
-- a prefill chunk ends at a boundary where the export wants the state, since rings move on.
+- a prefill chunk ends at a boundary where the export wants the state, since rings move on;
+- with context parallelism a prefill chunk takes its padded length of the budget, so that no rank
+  of the engine has more rows than its part of the budget.
 
 `schedule` only decides. The engine then carries out, in this order: copy out the preempted, copy
 in the admitted, run. Pages of the preempted may already belong to others, which is safe because
@@ -30,6 +32,7 @@ from dataclasses import dataclass, field
 
 from engine.block_manager import BlockManager
 from engine.config import CacheSize, EngineRole, EngineSettings
+from engine.parallel.rows.budget import charge, chunk_multiple
 from engine.plan import SequenceStep, StepKind
 from engine.request import EngineRequest, PoolFull, SequenceStatus
 from engine.sequence import Sequence
@@ -235,15 +238,22 @@ class Scheduler:
         ]
         # Sequences that only need their newest token come first in the budget, so that those
         # catching up never hold back a decoding neighbour.
-        spare = budget - sum(1 for _, num_missing in candidates if num_missing == 1)
+        cp = self._cp_of(kind)
+        num_single = sum(1 for _, num_missing in candidates if num_missing == 1)
+        num_single = min(num_single, budget // charge(1, cp))
+        spare = budget - num_single * charge(1, cp)
         for sequence, num_missing in candidates:
             if not self.blocks.has_owner(sequence.request_id):
                 continue  # preempted for an older one a moment ago
-            num_tokens = 1 if num_missing == 1 else self._chunk_tokens(sequence, spare)
+            if num_missing == 1:
+                num_tokens = min(num_single, 1)
+                num_single -= num_tokens
+            else:
+                num_tokens = self._chunk_tokens(sequence, spare, cp)
             if num_tokens == 0 or not self._make_room(sequence, num_tokens, schedule):
                 continue
             if num_missing > 1:
-                spare -= num_tokens
+                spare -= charge(num_tokens, cp)
             schedule.rows.append(Row(sequence, num_tokens))
         self._admit(kind, spare, schedule)
         return schedule
@@ -347,9 +357,13 @@ class Scheduler:
         )
         return need + own_growth + self._pages_kept() <= free
 
-    def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
+    def _cp_of(self, kind: StepKind) -> int:
+        """Ranks that share the rows of a step: those of decode steps are computed on all."""
+        return self._settings.cp if kind is StepKind.PREFILL else 1
+
+    def _chunk_tokens(self, sequence: Sequence, budget: int, cp: int) -> int:
         start = sequence.num_computed
-        end = start + min(sequence.num_missing, budget)
+        end = start + min(sequence.num_missing, budget - budget % chunk_multiple(cp))
         next_idx = bisect_right(sequence.boundaries, start)
         if next_idx < len(sequence.boundaries):
             end = min(end, sequence.boundaries[next_idx])
@@ -388,7 +402,8 @@ class Scheduler:
         return next((other for other in reversed(self._running) if other.is_paused), None)
 
     def _admit(self, kind: StepKind, budget: int, schedule: Schedule) -> None:
-        while budget > 0:
+        cp = self._cp_of(kind)
+        while budget >= chunk_multiple(cp):
             head = self._head()
             if head is None or not self._is_row_of(kind, head) or not self._can_admit(head):
                 return
@@ -400,8 +415,8 @@ class Scheduler:
                 SequenceStatus.PREFILLING if head.is_prefilling else SequenceStatus.DECODING
             )
             schedule.admitted.append(head)
-            num_tokens = self._chunk_tokens(head, budget)
-            budget -= num_tokens
+            num_tokens = self._chunk_tokens(head, budget, cp)
+            budget -= charge(num_tokens, cp)
             schedule.rows.append(Row(head, num_tokens))
 
     def _make_way(self, head: Sequence, schedule: Schedule) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import EngineSettings, ModelLimits, SettingsError
+from engine.config import EngineRole, EngineSettings, ModelLimits, SettingsError
 
 BAD = [
     ({"num_pages": None}, "num_pages is None and kv_memory_bytes is None"),
@@ -28,12 +28,18 @@ BAD = [
     ({"rank": 2, "num_ranks": 2}, "rank is 2 but num_ranks is 2"),
     ({"rank": -1}, "rank is -1"),
     ({"max_waiting": 0}, "max_waiting is 0"),
+    ({"cp": 0}, "cp is 0: give at least 1"),
+    ({"cp": 2, "role": EngineRole.DECODE}, "cp is 2 and role is decode"),
+    (
+        {"cp": 8, "max_num_seqs": 4, "max_num_batched_tokens": 15},
+        "max_num_batched_tokens is 15, below 16, the shortest chunk of cp 8",
+    ),
     ({"max_model_len": 1}, "max_model_len is 1"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD)
-def test_contradictions_are_refused(fields: dict[str, int | None], message: str) -> None:
+def test_contradictions_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         EngineSettings(**{"num_pages": 9, **fields})  # type: ignore[arg-type]
 

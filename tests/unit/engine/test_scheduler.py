@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.config import EngineRole, EngineSettings
 from engine.handoff import SequenceImage
 from engine.kv_connector import InMemoryExport
+from engine.parallel.rows.zigzag import split_rows
 from engine.plan import StepKind
 from engine.request import EngineRequest, PoolFull, SamplingParams, SequenceStatus
 from engine.scheduler import Demand, Schedule, Scheduler
@@ -332,3 +335,67 @@ def test_a_paused_sequence_keeps_no_page_to_grow() -> None:
     add(scheduler, "all", 12, max_tokens=1)
     assert scheduler.demand().wants_prefill
     assert names(run(scheduler, P)) == [("all", 10)]
+
+
+def test_under_context_parallelism_chunks_take_their_padded_length() -> None:
+    """T-M6 and T-M7: what is cut short ends at a multiple, and nothing smaller is taken."""
+    scheduler = make(cp=2)
+    add(scheduler, "a", 5)
+    add(scheduler, "b", 3)
+    assert names(run(scheduler, P)) == [("a", 5)]
+    assert names(run(scheduler, P)) == [("b", 3)]
+    add(scheduler, "c", 9)
+    assert names(run(scheduler, P)) == [("c", 8)]
+    assert names(run(scheduler, P)) == [("c", 1)]
+    # Decode rows are not padded: ten would fit.
+    assert names(run(scheduler, D)) == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_single_tokens_are_charged_too_and_the_oldest_come_first() -> None:
+    scheduler = make(cp=2)
+    for name in ("a", "b", "c"):
+        add(scheduler, name, 1)
+    assert names(run(scheduler, P)) == [("a", 1), ("b", 1)]
+    assert names(run(scheduler, P)) == [("c", 1)]
+    scheduler = make(cp=2)
+    found = [add(scheduler, name, 1) for name in ("a", "b", "c")]
+    scheduler.schedule(P)
+    for sequence in found[:2]:
+        sequence.is_paused = True
+    scheduler.schedule(P)
+    for sequence in found[:2]:
+        sequence.is_paused = False
+    # All three run and need one token; two of them fit.
+    assert scheduler.num_running == 3
+    assert names(run(scheduler, P)) == [("a", 1), ("b", 1)]
+    assert names(run(scheduler, P)) == [("c", 1)]
+
+
+def test_chunks_end_at_boundaries_whatever_the_multiple() -> None:
+    scheduler = make(max_num_batched_tokens=64, cp=4)
+    export = InMemoryExport(BLOCK, state_every_blocks=3)
+    add(scheduler, "a", 30, export=export, stop_after_first=True)
+    assert [names(run(scheduler, P))[0][1] for _ in range(3)] == [12, 12, 6]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    cp=st.sampled_from((2, 4)),
+    budget=st.integers(8, 48),
+)
+def test_no_rank_gets_more_rows_than_its_part_of_the_budget(
+    lengths: list[int], cp: int, budget: int
+) -> None:
+    scheduler = make(cp=cp, max_num_batched_tokens=budget, pages=60)
+    for number, length in enumerate(lengths):
+        add(scheduler, str(number), length)
+    left = sum(lengths)
+    for _ in range(200):
+        rows = names(run(scheduler, P))
+        assert rows, "a prefill that was wanted ran"
+        left -= sum(count for _, count in rows)
+        split = split_rows([count for _, count in rows], cp)
+        assert split.mirror_length <= budget // cp
+        if not left:
+            break
+    assert not left
