@@ -2,6 +2,10 @@
 
 One KV head: a KV row is key and value of all query heads. Its rotated channels carry the rotation
 into the output, which is turned back by the query's position before the output projection.
+
+Ranks that share the heads (attention TP) keep whole groups of the output projection with their
+heads, so that nothing is exchanged before the last product: its results are addends. The KV row,
+compressors and indexer are every rank's own.
 """
 
 import torch
@@ -17,7 +21,10 @@ from engine.model.context import serve_restore, start_restore
 from engine.model.indexer import Indexer
 from engine.model.layers import StepCarry
 from engine.model.quant import KvQuantiser
-from engine.model.weights import Weights
+from engine.model.weights import Share, Weights
+from engine.parallel.errors import LayoutError
+from engine.parallel.layout import AttentionShape
+from engine.parallel.layout.checks import check_heads
 from engine.parallel.rank_groups import RankGroups
 from engine.step_rows import round_up
 
@@ -42,8 +49,9 @@ class Attention:
         quantisers: bool,
         groups: RankGroups | None = None,
     ) -> None:
+        d, num_heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
         self._groups = groups or RankGroups()
-        d, heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
+        heads = _heads_of(self._groups, config)
         self._ops = ops
         self._config = config
         self._layer = layer
@@ -53,11 +61,13 @@ class Attention:
         )
         self._q_norm = weights.tensor(f"{prefix}.q_norm.weight", (config.q_lora_rank,))
         self._kv_norm = weights.tensor(f"{prefix}.kv_norm.weight", (width,))
-        self._wq_b = weights.linear(f"{prefix}.wq_b", heads * width, config.q_lora_rank)
-        sink = weights.tensor(f"{prefix}.attn_sink", (heads,))
-        self._sink = torch.zeros(heads, SINK_COLUMNS)
+        self._wq_b = weights.linear(
+            f"{prefix}.wq_b", num_heads * width, config.q_lora_rank, outputs=heads
+        )
+        sink = weights.tensor(f"{prefix}.attn_sink", (num_heads,))[heads.of(num_heads)]
+        self._sink = torch.zeros(len(sink), SINK_COLUMNS)
         self._sink[:, 0] = sink
-        self._load_output(weights, prefix)
+        self._load_output(weights, prefix, heads)
         projections = [
             weights.linear(f"{prefix}.wq_a", config.q_lora_rank, d),
             weights.linear(f"{prefix}.wkv", width, d),
@@ -88,13 +98,16 @@ class Attention:
         self._splits = [config.q_lora_rank, width, raw, weight_columns]
         self._w_in = torch.cat(projections, 1).contiguous()
 
-    def _load_output(self, weights: Weights, prefix: str) -> None:
+    def _load_output(self, weights: Weights, prefix: str, heads: Share) -> None:
         config = self._config
         groups, rank = config.o_groups, config.o_lora_rank
         inner = config.num_attention_heads * config.head_dim // groups
         wo_a = weights.tensor(f"{prefix}.wo_a.weight", (groups * rank, inner))
-        self._wo_a = wo_a.view(groups, rank, inner).mT.contiguous()
-        self._wo_b = weights.linear(f"{prefix}.wo_b", config.hidden_size, groups * rank)
+        wo_a = wo_a[heads.of(groups * rank)]
+        self._wo_a = wo_a.view(groups // heads.size, rank, inner).mT.contiguous()
+        self._wo_b = weights.linear(
+            f"{prefix}.wo_b", config.hidden_size, groups * rank, inputs=heads
+        )
 
     def __call__(
         self, x: torch.Tensor, inputs: StepInputs, pool: KvPool, carry: StepCarry
@@ -108,7 +121,7 @@ class Attention:
             carry: What earlier layers of this pass handed on.
 
         Returns:
-            [rows, d].
+            [rows, d]; an addend where ranks share the heads.
         """
         ops, config = self._ops, self._config
         rows = x.shape[0]
@@ -147,7 +160,7 @@ class Attention:
         if not inputs.direct:
             self._keep_window(kv, inputs, pool, window_at)
         ops.apply_rope(out, back)
-        grouped = ops.group_linear(out.reshape(rows, config.o_groups, -1), self._wo_a)
+        grouped = ops.group_linear(out.reshape(rows, len(self._wo_a), -1), self._wo_a)
         result: torch.Tensor = ops.linear(grouped.reshape(rows, -1), self._wo_b)
         return result
 
@@ -239,3 +252,16 @@ class Attention:
                 self._layer.index * pool.window
             )
         return self._offsets[:columns]
+
+
+def _heads_of(groups: RankGroups, config: ModelConfig) -> Share:
+    """This rank's part of the heads.
+
+    Raises:
+        LayoutError: the heads, or the groups of the output projection, do not divide.
+    """
+    attn_tp = groups.attn_tp
+    shape = AttentionShape(num_heads=config.num_attention_heads, num_groups=config.o_groups)
+    if violations := check_heads(attn_tp.size, shape):
+        raise LayoutError(violations)
+    return Share(rank=attn_tp.rank, size=attn_tp.size)

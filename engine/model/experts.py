@@ -1,16 +1,27 @@
-"""Logical experts to physical slots on ranks, as the layers of a model use it.
+"""Logical experts to physical slots on ranks, and the experts of one rank, as layers use them.
 
 Slot p lives on rank `p // slots_per_rank`. Redundant slots, and those that pad the count to a
 multiple of the ranks, hold further replicas and share the rows of their expert. The arithmetic is
 that of `engine.parallel.experts`; this is its tensor face.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
 
+from disagg_kernels import Kernels
+from engine.model.config import ModelConfig
+from engine.model.weights import WHOLE, Share, Weights
+from engine.parallel.dispatch import Dispatcher, DispatchShape, LocalDispatcher
 from engine.parallel.experts import Placement
 from engine.parallel.layout import ExpertSlots
+from engine.parallel.rank_groups import RankGroups
+from engine.parallel.rows.modes import Path
+
+# Rows of a step of a whole domain, which no port's size bounds.
+_ANY_ROWS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +77,118 @@ class ExpertPlacement:
             row: Number of the first row in its batch; replicas are dealt by rank and row.
         """
         return torch.from_numpy(self.map.slots(logical_ids.numpy(), ep_rank, row))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShare:
+    """What one rank has of a layer's experts.
+
+    Args:
+        rank, num_ranks: among the ranks that share the slots.
+        inner: its part of every expert's inner width.
+        is_dispatched: whether rows travel to it; else it sees all rows and skips other ranks'
+            slots.
+    """
+
+    rank: int
+    num_ranks: int
+    inner: Share = WHOLE
+    is_dispatched: bool = True
+
+    @classmethod
+    def of(cls, groups: RankGroups, dispatcher: Dispatcher) -> ExpertShare:
+        """The share that a rank's groups give it: of the dispatcher's ranks, or of the domain's."""
+        if groups.path in (Path.DIRECT, Path.B):
+            return cls(rank=dispatcher.rank, num_ranks=dispatcher.num_ranks)
+        rank, part = divmod(groups.domain.rank, groups.moe_tp)
+        return cls(
+            rank=rank,
+            num_ranks=groups.moe_ep,
+            inner=Share(rank=part, size=groups.moe_tp),
+            is_dispatched=False,
+        )
+
+
+class RoutedExperts:
+    """The routed experts of one rank.
+
+    Raises:
+        ValueError: a placement for another number of ranks, or a width that does not divide.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: ModelConfig,
+        share: ExpertShare,
+        placement: ExpertPlacement,
+        dispatcher: Dispatcher,
+        ops: Kernels,
+        min_rows: int,
+    ) -> None:
+        self._weights = weights
+        self._prefix = prefix
+        self._share = share
+        self._ops = ops
+        self._limit = config.swiglu_limit
+        self._min_rows = min_rows
+        self._dispatcher = dispatcher
+        if not share.is_dispatched:
+            self._dispatcher = LocalDispatcher(
+                DispatchShape(
+                    hidden=config.hidden_size,
+                    top_k=config.num_experts_per_tok,
+                    max_tokens=_ANY_ROWS,
+                )
+            )
+        self.adopt(placement)
+
+    def adopt(self, placement: ExpertPlacement) -> None:
+        """Loads this rank's experts of a placement and routes by it; between two steps."""
+        share = self._share
+        if placement.num_ranks != share.num_ranks:
+            raise ValueError(
+                f"the placement is for {placement.num_ranks} ranks, but {share.num_ranks} share "
+                "the experts: make it for as many"
+            )
+        self._gate_up, self._down = self._weights.experts(
+            self._prefix, placement.local_experts(share.rank), share.inner
+        )
+        self._placement = placement
+
+    def __call__(
+        self, x: torch.Tensor, logical_ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows and their choices to the results of the chosen experts.
+
+        Args:
+            x: [T, d].
+            logical_ids: [T, k] int64, -1 for none.
+            weights: [T, k] float32.
+
+        Returns:
+            [T, k, d], finished if rows are dispatched, else this rank's part: zeros for experts of
+            other ranks.
+        """
+        sent = self._dispatcher.dispatch(
+            x, self._slots(logical_ids), weights, self._placement.slots_per_rank
+        )
+        outputs = self._ops.grouped_experts(
+            sent.rows,
+            sent.row_weights,
+            sent.local_slots,
+            self._gate_up,
+            self._down,
+            self._limit,
+            self._min_rows,
+        )
+        return self._dispatcher.combine(outputs, sent.handle)
+
+    def _slots(self, logical_ids: torch.Tensor) -> torch.Tensor:
+        placement, share = self._placement, self._share
+        if share.is_dispatched:
+            return placement.slots(logical_ids, share.rank)
+        # Every rank sees the same rows in the same order, so all choose the same replicas.
+        slots = placement.slots(logical_ids) - share.rank * placement.slots_per_rank
+        return slots.masked_fill_((slots < 0) | (slots >= placement.slots_per_rank), -1)

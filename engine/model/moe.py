@@ -1,21 +1,41 @@
-"""Router, routed experts and the shared expert of one layer (model notes, section 8)."""
+"""Routed experts and the shared expert of one layer (model notes, section 8).
+
+Rows get to the experts in one of two ways. With dispatch (direct, path B) a row travels to the
+ranks of its experts and comes back finished. Without (path A, plain) every rank runs its share of
+the experts on all rows, and what it gets are addends.
+"""
 
 import torch
 
 from disagg_kernels import Kernels
-from engine.input_batch import StepInputs
 from engine.model.config import LayerConfig, ModelConfig
-from engine.model.experts import ExpertPlacement
+from engine.model.expert_rows import ExpertRows, pad_rows
+from engine.model.experts import ExpertPlacement, ExpertShare, RoutedExperts
+from engine.model.router import Router, load_gate
 from engine.model.weights import Weights
 from engine.parallel.dispatch import Dispatcher
 from engine.parallel.experts import LoadWindow
+from engine.parallel.rank_groups import RankGroups
+from engine.parallel.rows import RowSet, TaggedRows, ValueState
+from engine.parallel.rows.modes import Path
+from engine.parallel.rows.paths import cut_and_join, gather_and_reduce, share_and_sum
+from engine.parallel.rows.transitions import finished
 
 # Products with fewer rows round differently on some CPU libraries; see `disagg_kernels.testing`.
 MIN_EXPERT_ROWS = 4
 
 
 class MixtureOfExperts:
-    """One layer's feed-forward part; routed rows travel to the rank that holds their expert."""
+    """One layer's feed-forward part.
+
+    Args:
+        placement: Which slots hold which experts.
+        dispatcher: Carries rows where the groups' path dispatches.
+        min_rows: Rows of the smallest product of an expert.
+        row_multiple: Row counts of all other products are multiples of it.
+        loads: Takes the choices: with dispatch those of this rank's rows, without those of all.
+        groups: Who shares rows and experts with this rank; None is nobody.
+    """
 
     def __init__(
         self,
@@ -28,102 +48,124 @@ class MixtureOfExperts:
         ops: Kernels,
         *,
         min_rows: int,
+        row_multiple: int = 1,
         loads: LoadWindow | None = None,
+        groups: RankGroups | None = None,
     ) -> None:
-        d, width = config.hidden_size, config.moe_intermediate_size
+        d, shared = config.hidden_size, config.n_shared_experts * config.moe_intermediate_size
         self._ops = ops
-        self._min_rows = min_rows
         self._config = config
-        self._weights = weights
-        self._prefix = prefix
+        self._row_multiple = row_multiple
         self._layer = layer.index
         self._loads = loads
-        self._dispatcher = dispatcher
-        self._forced: torch.Tensor | None = None
-        self._bias: torch.Tensor | None = None
-        gate = weights.linear(f"{prefix}.gate", config.n_routed_experts, d)
-        if config.gate_temperature != 1.0:
-            gate /= config.gate_temperature
-        if layer.hash_routed:
-            shape = (config.vocab_size, config.num_experts_per_tok)
-            table = weights.integers(f"{prefix}.gate.tid2eid", shape, config.n_routed_experts)
-            # Choices are handled in ascending order of experts everywhere.
-            self._forced = table.sort(1).values
-        else:
-            self._bias = weights.tensor(f"{prefix}.gate.bias", (config.n_routed_experts,))
-        self.adopt(placement)
-        shared = config.n_shared_experts * width
-        # Router and shared expert read the same rows: one product.
+        self._groups = groups or RankGroups()
+        self._router = Router(weights, prefix, config, layer, ops)
+        share = ExpertShare.of(self._groups, dispatcher)
+        self._routed = RoutedExperts(
+            weights, f"{prefix}.experts", config, share, placement, dispatcher, ops, min_rows
+        )
+        self._splits = [config.n_routed_experts, 2 * shared]
+        self._gate = load_gate(weights, prefix, config)
         self._w_in = torch.cat(
             [
-                gate,
                 weights.linear(f"{prefix}.shared_experts.w1", shared, d),
                 weights.linear(f"{prefix}.shared_experts.w3", shared, d),
             ],
             1,
-        ).contiguous()
-        self._splits = [config.n_routed_experts, 2 * shared]
+        )
+        if share.is_dispatched:
+            # Router and shared expert read the same rows: one product.
+            self._w_in = torch.cat([self._gate, self._w_in], 1)
+            self._gate = self._w_in[:, : config.n_routed_experts]
         self._shared_down = weights.linear(f"{prefix}.shared_experts.w2", d, shared)
 
     def adopt(self, placement: ExpertPlacement) -> None:
         """Loads this rank's experts of a placement and routes by it; between two steps."""
-        self._gate_up, self._down = self._weights.experts(
-            f"{self._prefix}.experts", placement.local_experts(self._dispatcher.rank)
-        )
-        self._placement = placement
+        self._routed.adopt(placement)
 
-    def __call__(self, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """Returns the sublayer's output.
+    def __call__(self, x: torch.Tensor, step: ExpertRows) -> torch.Tensor:
+        """Returns the sublayer's output, finished on every rank; a collective.
 
         Args:
-            x: [rows, d] normed input; padding rows reach no routed expert.
-            inputs: The step's tensors.
+            x: [rows, d] normed input, finished; padding rows reach no routed expert.
+            step: Which rows these are.
 
         Returns:
             [rows, d].
+
+        Raises:
+            TagError: a sum was left out, or taken twice.
         """
-        ops, config = self._ops, self._config
-        forced = None
-        if self._forced is not None:
-            forced = self._forced.index_select(0, inputs.token_ids)
-        logits, gate_up = ops.linear(x, self._w_in).split(self._splits, 1)
-        ids, weights = ops.route(
-            logits,
-            self._bias,
-            forced,
-            top_k=config.num_experts_per_tok,
-            scale=config.routed_scaling_factor,
+        groups = self._groups
+        if groups.path is Path.DIRECT:
+            return self._dispatched(x, step.token_ids, step.num_tokens)
+        own = TaggedRows(
+            values=x[: step.num_tokens],
+            rows=step.own,
+            states={groups.attn_tp.name: ValueState.REP},
         )
-        count = inputs.num_tokens
-        if self._loads is not None:
-            self._loads.add(self._layer, ids[:count].numpy())
-        hidden = ops.swiglu(gate_up, None, config.swiglu_limit)
-        result: torch.Tensor = ops.linear(hidden, self._shared_down)
-        chosen = self._routed(
-            x[:count], self._placement.slots(ids[:count], self._dispatcher.rank), weights[:count]
+        result = finished(self._along_path(own, step), groups.attn_tp, groups.domain)
+        return torch.cat([result, x.new_zeros(len(x) - len(result), x.shape[1])])
+
+    def serve(self, step: ExpertRows) -> None:
+        """Takes part without rows of its own: a placeholder's part."""
+        self(torch.empty(0, self._config.hidden_size), step)
+
+    def _along_path(self, own: TaggedRows, step: ExpertRows) -> TaggedRows:
+        groups = self._groups
+
+        def chunk(values: torch.Tensor, rows: RowSet) -> torch.Tensor:
+            padded = pad_rows(values, self._row_multiple)
+            return self._dispatched(padded, step.token_ids, rows.num_rows)[: rows.num_rows]
+
+        def share(values: torch.Tensor, rows: RowSet) -> torch.Tensor:
+            del rows  # The step knows them.
+            return self._addends(values, step)
+
+        if groups.path is Path.B:
+            return cut_and_join(own, groups.attn_tp, chunk)
+        if groups.path is Path.PLAIN:
+            return share_and_sum(own, groups.domain, share, shared=self._shared)
+        assert step.agreed is not None
+        return gather_and_reduce(
+            own,
+            groups.attn_tp,
+            groups.domain,
+            share,
+            agreed=step.agreed,
+            combine=step.combine,
+            shared=self._shared,
         )
-        result[:count] += chosen.sum(1)
+
+    def _dispatched(self, x: torch.Tensor, token_ids: torch.Tensor, count: int) -> torch.Tensor:
+        """Finished results of the first `count` rows, of the others those of the shared expert."""
+        logits, gate_up = self._ops.linear(x, self._w_in).split(self._splits, 1)
+        ids, weights = self._router.choose(logits, token_ids)
+        self._count(ids[:count])
+        result = self._down(gate_up)
+        result[:count] += self._routed(x[:count], ids[:count], weights[:count]).sum(1)
         return result
 
-    def serve(self) -> None:
-        """Runs this rank's experts for its peers, without rows of its own: a placeholder's part."""
-        config = self._config
-        self._routed(
-            torch.empty(0, config.hidden_size),
-            torch.empty(0, config.num_experts_per_tok, dtype=torch.int64),
-            torch.empty(0, config.num_experts_per_tok),
-        )
+    def _addends(self, values: torch.Tensor, step: ExpertRows) -> torch.Tensor:
+        """This rank's part of the results of all rows; its sum over the ranks is the result."""
+        count = len(values)
+        logits = self._ops.linear(pad_rows(values, self._row_multiple), self._gate)
+        ids, weights = self._router.choose(logits, step.token_ids)
+        if step.is_real is not None:
+            ids = ids.masked_fill(~step.is_real.unsqueeze(1), -1)
+        self._count(ids[:count])
+        return self._routed(values, ids[:count], weights[:count]).sum(1)
 
-    def _routed(self, x: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Rows, their slots and weights to the results of the chosen experts, [tokens, k, d]."""
-        sent = self._dispatcher.dispatch(x, slots, weights, self._placement.slots_per_rank)
-        outputs = self._ops.grouped_experts(
-            sent.rows,
-            sent.row_weights,
-            sent.local_slots,
-            self._gate_up,
-            self._down,
-            self._config.swiglu_limit,
-            self._min_rows,
-        )
-        return self._dispatcher.combine(outputs, sent.handle)
+    def _shared(self, values: torch.Tensor) -> torch.Tensor:
+        """The shared expert alone."""
+        padded = pad_rows(values, self._row_multiple)
+        return self._down(self._ops.linear(padded, self._w_in))[: len(values)]
+
+    def _down(self, gate_up: torch.Tensor) -> torch.Tensor:
+        hidden = self._ops.swiglu(gate_up, None, self._config.swiglu_limit)
+        result: torch.Tensor = self._ops.linear(hidden, self._shared_down)
+        return result
+
+    def _count(self, ids: torch.Tensor) -> None:
+        if self._loads is not None:
+            self._loads.add(self._layer, ids.numpy())

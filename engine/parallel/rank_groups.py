@@ -56,7 +56,7 @@ class RankGroups:
             their experts is cut over its inner width by `moe_tp` neighbouring ranks.
 
     Raises:
-        ValueError: `moe_ep` does not divide the domain.
+        ValueError: groups that do not fit the path or each other.
     """
 
     cp: RowGroup = field(default_factory=lambda: LoneGroup("cp"))
@@ -66,11 +66,22 @@ class RankGroups:
     moe_ep: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses a width that does not divide."""
+        """Refuses groups that do not fit the path, or each other."""
+        widths = f"cp {self.cp.size}, attn_tp {self.attn_tp.size}, domain {self.domain.size}"
         if self.moe_ep < 1 or self.domain.size % self.moe_ep:
             raise ValueError(
                 f"moe_ep {self.moe_ep} does not divide the domain of {self.domain.size} ranks"
             )
+        if self.path is Path.DIRECT and self.attn_tp.size > 1:
+            raise ValueError(
+                f"path direct would dispatch every row attn_tp times ({widths}): use path b"
+            )
+        if self.path is Path.A and (self.cp.size > 1 or self.domain.size % self.attn_tp.size):
+            raise ValueError(
+                f"path a wants cp 1 and a domain of whole attention groups, not {widths}"
+            )
+        if self.path is Path.PLAIN and (self.cp.size > 1 or self.domain.size != self.attn_tp.size):
+            raise ValueError(f"path plain wants cp 1 and a domain of attn_tp ranks, not {widths}")
 
     @property
     def moe_tp(self) -> int:

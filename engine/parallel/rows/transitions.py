@@ -297,6 +297,19 @@ def add_replicated(rows: TaggedRows, addend: Tensor, *groups: RowGroup) -> Tagge
     return rows.with_values(rows.values + addend)
 
 
+def finished(rows: TaggedRows, attn_tp: RowGroup, *others: RowGroup) -> Tensor:
+    """The values, if they may enter the residual stream: equal over ATTN_TP, addends nowhere.
+
+    Raises:
+        TagError: a reduction was left out, so that replicas would differ.
+    """
+    rows.require(attn_tp.name, REP, "the residual stream")
+    for group in others:
+        if rows.states.get(group.name) is PART:
+            rows.require(group.name, REP, "the residual stream")
+    return rows.values
+
+
 def require_replicated(rows: TaggedRows, group: RowGroup) -> None:
     """Compares the values over the group; for debugging, it is a collective of its own.
 

@@ -5,12 +5,14 @@ import functools
 import pytest
 import torch
 
+from engine.model.expert_rows import ExpertRows, expert_rows
 from engine.model.experts import ExpertPlacement
 from engine.model.moe import MIN_EXPERT_ROWS, MixtureOfExperts
 from engine.parallel.ports import RankContext, open_ports
+from engine.parallel.rank_groups import RankGroups
 from tests.fakes.models import GOLDEN
 from tests.fakes.naive_v4 import NaiveV4
-from tests.fakes.steps import Bench
+from tests.fakes.steps import Bench, Part
 from tests.fakes.tensors import distance, normal
 
 HCA8 = GOLDEN / "v4_hca8"
@@ -37,12 +39,17 @@ def module(bench: Bench, layer: int, min_rows: int = MIN_EXPERT_ROWS) -> Mixture
     )
 
 
+def rows_of(step: Part) -> ExpertRows:
+    inputs = step.inputs
+    return expert_rows(inputs.token_ids, inputs.num_tokens, RankGroups(), None, row_multiple=8)
+
+
 def run(layer: int, x: torch.Tensor, tokens: list[int], chunk: int) -> torch.Tensor:
     bench = Bench(HCA8)
     experts = module(bench, layer)
     found = []
     for step in bench.parts(tokens, chunk):
-        out = experts(step.rows(x), step.inputs)
+        out = experts(step.rows(x), rows_of(step))
         assert out.shape == (step.inputs.num_rows, 64)
         found.append(out[: step.end - step.begin])
     return torch.cat(found)
@@ -72,7 +79,7 @@ def test_padding_rows_reach_the_shared_expert_alone() -> None:
     bench = Bench(HCA8)
     step = next(bench.parts([5, 6, 7], 8))
     x = normal(8, 64)
-    found = module(bench, 2)(x, step.inputs)
+    found = module(bench, 2)(x, rows_of(step))
     shared = naive().expert(x[3:].double(), "layers.2.ffn.shared_experts")
     assert distance(found[3:], shared) < 1e-4
 
@@ -82,4 +89,4 @@ def test_a_wider_minimum_of_rows_changes_no_bit() -> None:
     bench = Bench(HCA8)
     step = next(bench.parts(TOKENS[:8], 8))
     few, many = module(bench, 2), module(bench, 2, min_rows=16)
-    assert torch.equal(few(x, step.inputs), many(x, step.inputs))
+    assert torch.equal(few(x, rows_of(step)), many(x, rows_of(step)))

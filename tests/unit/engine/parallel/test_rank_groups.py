@@ -27,8 +27,7 @@ def test_without_a_layout_every_group_is_one_rank() -> None:
 
 
 def test_the_domain_is_cut_into_experts_and_inner_width() -> None:
-    domain = LoneGroup("domain")
-    domain.size = 8
+    domain = wide("domain", 8)
     assert RankGroups(domain=domain, path=Path.A, moe_ep=4).moe_tp == 2
     with pytest.raises(ValueError, match="moe_ep 3 does not divide the domain of 8 ranks"):
         RankGroups(domain=domain, path=Path.A, moe_ep=3)
@@ -37,3 +36,28 @@ def test_the_domain_is_cut_into_experts_and_inner_width() -> None:
 def test_a_gather_of_one_rank_is_over_at_once() -> None:
     rows = torch.arange(4.0).view(2, 2)
     assert torch.equal(LoneGroup("cp").start_all_gather(rows).wait(), rows)
+
+
+def wide(name: str, size: int) -> LoneGroup:
+    group = LoneGroup(name)
+    group.size = size
+    return group
+
+
+@pytest.mark.parametrize(
+    ("path", "cp", "attn_tp", "domain", "message"),
+    [
+        (Path.DIRECT, 1, 2, 4, "path direct would dispatch every row attn_tp times"),
+        (Path.A, 2, 1, 4, "path a wants cp 1"),
+        (Path.A, 1, 3, 4, "path a wants cp 1 and a domain of whole attention groups"),
+        (Path.PLAIN, 1, 2, 4, "not cp 1, attn_tp 2, domain 4"),
+    ],
+)
+def test_groups_that_do_not_fit_their_path_are_refused(path, cp, attn_tp, domain, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        RankGroups(
+            cp=wide("cp", cp),
+            attn_tp=wide("attn_tp", attn_tp),
+            domain=wide("domain", domain),
+            path=path,
+        )

@@ -1,0 +1,109 @@
+"""Which rows of a step meet which experts: made once per step from agreed values, read by layers.
+
+Everything that chooses a collective of the experts is decided here: how rows are gathered, how
+results are summed, where rows are cut. Layers only follow, so that no two of them can disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.parallel.rank_groups import RankGroups
+from engine.parallel.rows import RowSet, TaggedRows, ValueState
+from engine.parallel.rows.modes import AgreedRows, Combine, Path, choose_combine
+from engine.parallel.rows.transitions import cut, gather_replicated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertRows:
+    """The rows of one step, as the expert layers need them.
+
+    Args:
+        num_tokens: rows of this rank's attention group, without padding.
+        own: the same as a row set.
+        token_ids: [rows] int64 of the rows this rank routes, padded with 0 at the tail: its own,
+            its chunk of them, or those of all groups.
+        is_real: [rows] bool, where padding stands between gathered rows; None if nowhere.
+        agreed, combine: of path A.
+    """
+
+    num_tokens: int
+    own: RowSet
+    token_ids: Tensor
+    is_real: Tensor | None = None
+    agreed: AgreedRows | None = None
+    combine: Combine = Combine.ALL_REDUCE
+
+
+def expert_rows(
+    token_ids: Tensor,
+    num_tokens: int,
+    groups: RankGroups,
+    agreed: AgreedRows | None,
+    *,
+    row_multiple: int,
+) -> ExpertRows:
+    """Prepares a step; on path A a collective of the domain, also without rows.
+
+    Args:
+        token_ids: [rows] int64 of this rank's rows, padding at the tail.
+        num_tokens: how many of them are tokens.
+        groups: of this rank.
+        agreed: rows of all attention groups; path A cannot do without.
+        row_multiple: row counts are multiples of it.
+
+    Raises:
+        ValueError: path A without agreed rows, or with others than this rank has.
+    """
+    if groups.path is Path.A:
+        return _of_all_groups(token_ids[:num_tokens], groups, agreed, row_multiple)
+    own = RowSet.own((num_tokens,), 0)
+    if groups.path is Path.B:
+        ids = TaggedRows(
+            values=token_ids[:num_tokens],
+            rows=own,
+            states={groups.attn_tp.name: ValueState.REP},
+        )
+        token_ids = pad_rows(cut(ids, groups.attn_tp).values, row_multiple)
+    return ExpertRows(num_tokens=num_tokens, own=own, token_ids=token_ids)
+
+
+def pad_rows(rows: Tensor, multiple: int) -> Tensor:
+    """Appends zero rows up to a multiple: [T, ...] to [rows, ...]."""
+    missing = -len(rows) % multiple
+    if not missing:
+        return rows
+    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+
+
+def _of_all_groups(
+    token_ids: Tensor, groups: RankGroups, agreed: AgreedRows | None, row_multiple: int
+) -> ExpertRows:
+    attn_tp, domain = groups.attn_tp, groups.domain
+    part, num_groups = domain.rank // attn_tp.size, domain.size // attn_tp.size
+    if agreed is None:
+        raise ValueError(
+            f"path A gathers the rows of {num_groups} attention groups: give their agreed counts"
+        )
+    if len(agreed.counts) != num_groups or agreed.counts[part] != len(token_ids):
+        raise ValueError(
+            f"agreed counts {list(agreed.counts)} do not fit {num_groups} attention groups of "
+            f"which number {part} has {len(token_ids)} rows: agree on rows after they are planned"
+        )
+    own = RowSet.own(agreed.counts, part)
+    ids = TaggedRows(values=token_ids, rows=own, states={attn_tp.name: ValueState.REP})
+    gathered = gather_replicated(ids, attn_tp, domain, agreed.padding)
+    is_real = None
+    if gathered.rows.slots != gathered.rows.counts:
+        is_real = pad_rows(torch.tensor(gathered.rows.is_real), row_multiple)
+    return ExpertRows(
+        num_tokens=len(token_ids),
+        own=own,
+        token_ids=pad_rows(gathered.values, row_multiple),
+        is_real=is_real,
+        agreed=agreed,
+        combine=choose_combine(agreed.padding, attn_tp=attn_tp.size),
+    )

@@ -1,0 +1,87 @@
+"""What a step of rows means to the experts on each path: ids, padding, agreed counts."""
+
+import pytest
+import torch
+
+from engine.model.expert_rows import expert_rows, pad_rows
+from engine.parallel.rank_groups import RankGroups
+from engine.parallel.rows.modes import AgreedRows, Combine, Path
+from tests.fakes.row_groups import run_ranks
+
+DOMAIN = {"attn_tp": [[0, 1], [2, 3]], "domain": [[0, 1, 2, 3]]}
+IDS = [[11, 12, 13], [21]]
+
+
+def gathered(counts: tuple[int, ...], *, has_extend: bool) -> list[object]:
+    """Path A on two attention groups of two ranks."""
+
+    def work(rank, attn_tp, domain):
+        part = rank // 2
+        own = torch.tensor(IDS[part][: counts[part]] + [0] * 4, dtype=torch.int64)
+        return expert_rows(
+            own,
+            counts[part],
+            RankGroups(attn_tp=attn_tp, domain=domain, path=Path.A),
+            AgreedRows(counts=counts, has_extend=has_extend),
+            row_multiple=8,
+        )
+
+    return run_ranks(DOMAIN, 4, work)
+
+
+def test_a_direct_step_keeps_its_ids() -> None:
+    ids = torch.tensor([4, 5, 0, 0])
+    step = expert_rows(ids, 2, RankGroups(), None, row_multiple=4)
+    assert step.token_ids is ids
+    assert (step.num_tokens, step.own.num_rows, step.is_real) == (2, 2, None)
+
+
+def test_a_chunk_takes_the_ids_of_its_rows() -> None:
+    ids = torch.tensor([1, 2, 3, 4, 5, 0, 0, 0])
+
+    def work(rank, attn_tp):
+        groups = RankGroups(attn_tp=attn_tp, path=Path.B)
+        return expert_rows(ids, 5, groups, None, row_multiple=4).token_ids.tolist()
+
+    assert run_ranks({"attn_tp": [[0, 1]]}, 2, work) == [[1, 2, 3, 0], [4, 5, 0, 0]]
+
+
+def test_ids_are_gathered_by_sum() -> None:
+    for step in gathered((3, 1), has_extend=True):
+        assert step.token_ids.tolist() == [11, 12, 13, 21, 0, 0, 0, 0]
+        assert step.is_real is None
+        assert step.combine is Combine.ALL_REDUCE
+
+
+def test_ids_are_gathered_in_equal_parts() -> None:
+    for step in gathered((3, 1), has_extend=False):
+        assert step.token_ids.tolist() == [11, 12, 13, 0, 21, 0, 0, 0]
+        assert step.is_real.tolist() == [True, True, True, False, True, False, False, False]
+        assert step.combine is Combine.REDUCE_SCATTER
+
+
+def test_nobody_has_rows() -> None:
+    for step in gathered((0, 0), has_extend=False):
+        assert step.num_tokens == len(step.token_ids) == 0
+
+
+@pytest.mark.parametrize(
+    ("agreed", "message"),
+    [
+        (None, "path A gathers the rows of 1 attention groups: give their agreed counts"),
+        ((3,), "number 0 has 2 rows"),
+        ((2, 2), "do not fit 1 attention groups"),
+    ],
+)
+def test_rows_that_were_not_agreed_are_refused(agreed, message) -> None:
+    if agreed is not None:
+        agreed = AgreedRows(counts=agreed, has_extend=False)
+    with pytest.raises(ValueError, match=message):
+        expert_rows(torch.tensor([1, 2]), 2, RankGroups(path=Path.A), agreed, row_multiple=8)
+
+
+def test_padding_fills_up_to_a_multiple() -> None:
+    rows = torch.ones(3, 2)
+    assert pad_rows(rows, 4).sum(1).tolist() == [2.0, 2.0, 2.0, 0.0]
+    assert pad_rows(rows, 3) is rows
+    assert pad_rows(rows[:0], 4).shape == (0, 2)
