@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -97,6 +98,30 @@ class LimitSettings(Settings):
         return self
 
 
+class HttpSettings(Settings):
+    """The HTTP face."""
+
+    port: int | None = setting(
+        None, help="port of the HTTP face; 0 picks a free one", flag="--http", ge=0, le=65535
+    )
+    host: str = setting("127.0.0.1", help="address of the HTTP face")
+    strict_fields: bool = setting(False, help="refuse unknown fields of bodies")
+    max_body_bytes: int = setting(16 << 20, help="longest body of a request", ge=1)
+    body_timeout_s: float = setting(30.0, help="seconds a body may take to arrive", gt=0)
+    max_prompts: int = setting(64, help="prompts of one completion request", ge=1)
+    chat_max_tokens: int = setting(
+        4096, help="tokens of a chat answer that names no limit, if they fit", ge=1
+    )
+    keep_alive_s: float = setting(
+        15.0, help="seconds of silence until a stream gets a comment line", gt=0
+    )
+    reasoning_field: Literal["both", "reasoning_content", "reasoning"] = setting(
+        "both", help="name of the thoughts of a model in chat answers"
+    )
+    max_connections: int = setting(2048, help="connections at once", ge=1)
+    grace_s: float = setting(1.0, help="seconds a stop waits for its last answers", ge=0)
+
+
 class RoutingSettings(Settings):
     """Placement."""
 
@@ -132,6 +157,7 @@ class BalancerSettings(Settings):
     membership: MembershipSettings = MembershipSettings()
     limits: LimitSettings = LimitSettings()
     routing: RoutingSettings = RoutingSettings()
+    http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Puts a balancer together and runs it: the only module here that knows all the others.
 
 Life: read the tokenizer, listen, write one ready line to standard output (a JSON object with role,
-address and process id, for launchers), serve until SIGTERM, drain, give everything back.
+addresses and process id, for launchers), serve until SIGTERM, drain, give everything back.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from balancer.admission import Admission
 from balancer.config import BalancerSettings, LimitSettings
 from balancer.decisions import DecisionRing
+from balancer.http.app import make_app
+from balancer.http.generation import Parts
+from balancer.http.server import serving
 from balancer.intake import Intake
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.gate import Gate
@@ -74,6 +79,7 @@ class Balancer:
     store: SharedStore
     codec: TextCodec
     intake: Intake
+    errors: ErrorMap
 
     async def examine(self) -> Condition:
         """Housekeeping, and whether requests could be served now."""
@@ -129,6 +135,35 @@ class Balancer:
             AdminFace(host=self.host, version=version, statistics=self.statistics), server
         )
 
+    @asynccontextmanager
+    async def http(self, version: str) -> AsyncIterator[str]:
+        """Serves the HTTP face while the body runs, if the settings name a port for it.
+
+        Yields:
+            Its address as host:port, or an empty text.
+
+        Raises:
+            ListenError: The address cannot be listened on.
+        """
+        settings = self.settings.http
+        if settings.port is None:
+            yield ""
+            return
+        parts = Parts(
+            settings=settings,
+            intake=self.intake,
+            pipeline=self.pipeline,
+            host=self.host,
+            clock=self.clock,
+            metrics=self.metrics,
+            errors=self.errors,
+            fingerprint=self.fingerprint,
+            version=version,
+            started_at=int(self.clock.wall()),
+        )
+        async with serving(make_app(parts), settings) as address:
+            yield address
+
 
 async def serve(
     settings: BalancerSettings,
@@ -155,14 +190,21 @@ async def serve(
         async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
             balancer = assemble(settings, clock=clock, store=store, peers=peers, cleanups=cleanups)
             balancer.register(version)
-            address = await balancer.host.start()
-            _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
-            line = {"event": "ready", "role": "balancer", "address": address, "pid": os.getpid()}
-            ready_to.write(json.dumps(line) + "\n")
-            ready_to.flush()
-            await run_member(balancer.host, stop=stop, examine=balancer.examine)
+            async with balancer.http(version) as http_address:
+                address = await balancer.host.start()
+                _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
+                _write_ready_line(ready_to, address=address, http=http_address)
+                await run_member(balancer.host, stop=stop, examine=balancer.examine)
     finally:
         await peers.close()
+
+
+def _write_ready_line(ready_to: TextIO, **addresses: str) -> None:
+    """Tells launchers where the process listens; faces that are off are left out."""
+    given = {name: address for name, address in addresses.items() if address}
+    line = {"event": "ready", "role": "balancer", **given, "pid": os.getpid()}
+    ready_to.write(json.dumps(line) + "\n")
+    ready_to.flush()
 
 
 def assemble(
@@ -184,7 +226,9 @@ def assemble(
         stale_after_s=settings.membership.stale_after_s,
         forget_after_s=settings.membership.forget_after_s,
     )
-    host = _host(settings, clock, metrics)
+    errors = ErrorMap()
+    errors.register(TextError, text_error)
+    host = _host(settings, clock, metrics, errors)
     admission = Admission(
         max_running=settings.admission.max_running, max_waiting=settings.admission.max_waiting
     )
@@ -227,6 +271,7 @@ def assemble(
         cleanups=cleanups,
         store=store,
         codec=codec,
+        errors=errors,
         intake=Intake(
             codec=codec,
             clock=clock,
@@ -236,9 +281,7 @@ def assemble(
     )
 
 
-def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics) -> Host:
-    errors = ErrorMap()
-    errors.register(TextError, text_error)
+def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics, errors: ErrorMap) -> Host:
     return Host(
         role="balancer",
         clock=clock,

@@ -53,6 +53,7 @@ class FrontDoor:
     decodes: list[Member]
     store: FakeStore
     cleanups: CleanUps
+    http: str = ""
 
     def call(self, request_id: str = "r1", *, timeout: float = 20.0, **fields: Any) -> Any:
         """Begins a Generate; `sampling` may be a dictionary."""
@@ -126,6 +127,7 @@ async def front_door(
         balancer = assemble(tree, clock=SystemClock(), store=store, peers=peers, cleanups=cleanups)
         stack.push_async_callback(balancer.host.stop, 0)
         balancer.register("test")
+        http = await stack.enter_async_context(balancer.http("test"))
         address = await balancer.host.start()
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         for member in members:
@@ -140,6 +142,7 @@ async def front_door(
             decodes=members[prefills:],
             store=store,
             cleanups=cleanups,
+            http=http,
         )
 
 

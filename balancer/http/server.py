@@ -1,0 +1,87 @@
+"""Serves an ASGI application beside the gRPC server: same process, same event loop.
+
+uvicorn listens and speaks HTTP/1.1; signals and the order of a stop stay with `runtime.serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from balancer.config import HttpSettings
+from runtime.serve import ListenError
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, and leaves signals alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, settings: HttpSettings) -> AsyncIterator[str]:
+    """Listens while the body runs; yields the address as host:port.
+
+    Leaving the body gives the last answers `grace_s`, then cancels them.
+
+    Raises:
+        ListenError: The address is taken or not of this machine.
+    """
+    listener = _listen(settings)
+    host, port = listener.getsockname()[:2]
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=settings.max_connections,
+        timeout_graceful_shutdown=math.ceil(settings.grace_s),
+    )
+    server = _Server(config)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]), name="http")
+            await server.is_listening.wait()
+            try:
+                yield f"{host}:{port}"
+            finally:
+                server.should_exit = True
+    except BaseExceptionGroup as errors:
+        # One cause explains the end better than the group it came in.
+        raise errors.exceptions[0] from errors
+
+
+def _listen(settings: HttpSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        # Connections of an earlier process do not hold this one up.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port or 0))
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"cannot listen on {settings.host}:{settings.port}: taken, or not an address of this "
+            "machine; choose another --http or 0"
+        ) from error
+    return listener
