@@ -31,6 +31,9 @@ class FetchSettings(Settings):
         512 << 20, help="host bytes of KV of all sequences between store and engine", gt=0
     )
     max_waiting: int = setting(256, help="sequences that may wait for those bytes", ge=0)
+    max_bytes_prefetched: int = setting(
+        256 << 20, help="host bytes of KV read before their tickets", gt=0
+    )
     credit_ttl_s: float = setting(60.0, help="seconds a reserved slot waits for its sequence", gt=0)
 
 

@@ -53,10 +53,12 @@ class Credits:
 
     def redeem(self, credit_id: str, request_id: str, now: float) -> Credit | None:
         """Takes a credit out for use; None if it lapsed, never was, or is another request's."""
+        return self._open.pop(credit_id) if self.holds(credit_id, request_id, now) else None
+
+    def holds(self, credit_id: str, request_id: str, now: float) -> bool:
+        """Whether this request has this credit; it stays open."""
         credit = self._open.get(credit_id)
-        if credit is None or credit.request_id != request_id or credit.expires_at <= now:
-            return None
-        return self._open.pop(credit_id)
+        return credit is not None and credit.request_id == request_id and credit.expires_at > now
 
     def release(self, credit_id: str) -> bool:
         """Closes a credit; whether it was open."""

@@ -9,13 +9,14 @@ reason. A path that ends without an error ended with one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from decode_service.credits import Credit, Credits
 from decode_service.fetcher import Fetcher
+from decode_service.prefetch import Handed, Prefetches, PrefetchRequest
 from disagg import wire
 from engine.async_engine import AsyncEngine, EngineStopped, RequestHandle
 from engine.request import (
@@ -75,6 +76,7 @@ class Resumed:
     """The state is here and verified."""
 
     num_bytes: int
+    prefetched_bytes: int
     fetch_s: float
 
 
@@ -98,6 +100,8 @@ class DecodeStatistics:
     leases: int
     bytes_in_flight: int
     waiting_for_bytes: int
+    prefetching: int
+    prefetched_bytes: int
 
 
 class DecodePath:
@@ -108,6 +112,7 @@ class DecodePath:
         *,
         engine: AsyncEngine,
         fetcher: Fetcher,
+        prefetches: Prefetches,
         fingerprint: bytes,
         credits: Credits,
         budget: Budget,
@@ -115,6 +120,7 @@ class DecodePath:
     ) -> None:
         self._engine = engine
         self._fetcher = fetcher
+        self._prefetches = prefetches
         self._fingerprint = fingerprint
         self._credits = credits
         self._budget = budget
@@ -181,6 +187,20 @@ class DecodePath:
             await self._free_room(credit.credit_id)
         return len(lapsed)
 
+    async def prefetch(self, request: PrefetchRequest, counts: AsyncGenerator[int]) -> Handed:
+        """Reads blocks of a hand-off before its ticket; see `Prefetches.run`.
+
+        Raises:
+            InvalidRequest: Also if the request holds no open credit of that name.
+        """
+        if not self._credits.holds(request.credit_id, request.request_id, self._clock.now()):
+            raise _bad(
+                "begin.credit_id",
+                f"credit_id is {request.credit_id[:40]!r}: that is no open credit of this request; "
+                "reserve a slot first",
+            )
+        return await self._prefetches.run(request, counts)
+
     async def run(self, request: SequenceRequest, emit: Emit) -> None:
         """Takes a sequence from its ticket to its last token.
 
@@ -206,10 +226,18 @@ class DecodePath:
             async with self._room(request) as room:
                 size = self._fetcher.size_of(len(request.token_ids))
                 with await self._budget.take(size) as grant:
-                    fetched = await self._fetcher.fetch(
-                        request.ticket, request.token_ids, request.cache_salt
+                    tokens, salt = request.token_ids, request.cache_salt
+                    async with self._prefetches.taken(
+                        request.request_id, request.attempt, tokens, salt
+                    ) as early:
+                        fetched = await self._fetcher.fetch(request.ticket, tokens, salt, early)
+                    await emit(
+                        Resumed(
+                            num_bytes=fetched.num_bytes,
+                            prefetched_bytes=fetched.prefetched_bytes,
+                            fetch_s=fetched.fetch_s,
+                        )
                     )
-                    await emit(Resumed(num_bytes=fetched.num_bytes, fetch_s=fetched.fetch_s))
                     handle = self._engine.submit(
                         replace(engine_request, image=fetched.image, reservation_id=room)
                     )
@@ -225,6 +253,8 @@ class DecodePath:
             leases=self._fetcher.leases,
             bytes_in_flight=budget.held,
             waiting_for_bytes=budget.num_waiting,
+            prefetching=len(self._prefetches),
+            prefetched_bytes=self._prefetches.held_bytes,
         )
 
     @asynccontextmanager

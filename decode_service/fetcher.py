@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from decode_service.prefetch import Prefetch
 from engine.handoff import KvLayout, SequenceImage
 from kvstore.errors import KvStoreError
 from kvstore.store import KvStore
@@ -30,11 +31,13 @@ class Fetched:
     Args:
         image: The state, in the form the engine takes.
         num_bytes: Bytes read from the store.
+        prefetched_bytes: Those of them that had been read before there was a ticket.
         fetch_s: From the call to the verified state, in seconds.
     """
 
     image: SequenceImage
     num_bytes: int
+    prefetched_bytes: int
     fetch_s: float
 
 
@@ -72,13 +75,20 @@ class Fetcher:
             + layout.state_bytes(num_tokens)
         )
 
-    async def fetch(self, ticket: Ticket, token_ids: Sequence[int], salt: str) -> Fetched:
+    async def fetch(
+        self,
+        ticket: Ticket,
+        token_ids: Sequence[int],
+        salt: str,
+        early: Prefetch | None = None,
+    ) -> Fetched:
         """Returns the state that a ticket promises for exactly these tokens.
 
         Args:
             ticket: Of the committed hand-off.
             token_ids: All tokens the ticket covers.
             salt: Tenant salt of their block chain.
+            early: What was read ahead for exactly these tokens and this salt.
 
         Raises:
             kvstore.errors.KvStoreError: The state is missing, not what it should be, not ours, or
@@ -87,8 +97,9 @@ class Fetcher:
         began = self._clock.now()
 
         def read() -> Fetched:
-            with self._store.open_ticket(ticket, token_ids, salt) as reader, self._holding():
-                state = reader.fetch()
+            tokens, blocks = (token_ids, None) if early is None else (early.chain, early.blocks)
+            with self._store.open_ticket(ticket, tokens, salt) as reader, self._holding():
+                state = reader.fetch(prefetched=blocks)
             image = SequenceImage(
                 num_tokens=state.num_tokens,
                 blocks=tuple(state.blocks),
@@ -98,7 +109,10 @@ class Fetcher:
             # The digests prove who wrote the bytes; the sizes, that both sides mean the same.
             self._layout.check(image)
             return Fetched(
-                image=image, num_bytes=state.num_bytes, fetch_s=self._clock.now() - began
+                image=image,
+                num_bytes=state.num_bytes,
+                prefetched_bytes=0 if blocks is None else blocks.taken_bytes,
+                fetch_s=self._clock.now() - began,
             )
 
         try:

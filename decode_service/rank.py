@@ -8,6 +8,7 @@ from decode_service.config import DecodeSettings
 from decode_service.credits import Credits
 from decode_service.decode import DecodePath
 from decode_service.fetcher import Fetcher
+from decode_service.prefetch import Prefetches
 from decode_service.server import SERVICE, WORK, DecodeServicer, error_map
 from disagg.v1 import decode_pb2_grpc
 from engine.config import EngineRole
@@ -27,6 +28,14 @@ def open_service(parts: Parts[DecodeSettings]) -> Service:
             layout=parts.layout,
             executor=parts.threads["read"],
             clock=parts.clock,
+            metrics=parts.metrics,
+        ),
+        prefetches=Prefetches(
+            store=parts.store,
+            layout=parts.layout,
+            executor=parts.threads["read"],
+            # Nobody waits for these bytes: what does not fit is read after the ticket.
+            budget=Budget("prefetched bytes", fetch.max_bytes_prefetched, max_waiting=0),
             metrics=parts.metrics,
         ),
         fingerprint=parts.layout.fingerprint,

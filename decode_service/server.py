@@ -6,10 +6,12 @@ mean.
 """
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import grpc.aio
 
 from decode_service.decode import DecodeEvent, DecodePath, Resumed, SequenceRequest
+from decode_service.prefetch import PrefetchRequest
 from disagg import wire
 from disagg.v1 import decode_pb2, decode_pb2_grpc
 from engine.handoff import LayoutError
@@ -25,6 +27,7 @@ SERVICE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
 WORK = frozenset({f"/{SERVICE}/Decode", f"/{SERVICE}/ReserveSlot"})
 
 DecodeContext = grpc.aio.ServicerContext[decode_pb2.DecodeRequest, decode_pb2.DecodeResponse]
+PrefetchContext = grpc.aio.ServicerContext[decode_pb2.PrefetchRequest, decode_pb2.PrefetchResponse]
 ReserveContext = grpc.aio.ServicerContext[
     decode_pb2.ReserveSlotRequest, decode_pb2.ReserveSlotResponse
 ]
@@ -69,6 +72,25 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         async with asyncio.timeout(timeout_s):
             await self._path.run(sequence, emit)
 
+    async def Prefetch(
+        self, request: AsyncIterator[decode_pb2.PrefetchRequest], context: PrefetchContext
+    ) -> decode_pb2.PrefetchResponse:
+        """See decode.proto."""
+        timeout_s = hop_timeout_s(context.time_remaining(), self._default_timeout_s)
+        async with asyncio.timeout(timeout_s):
+            begin = (await anext(request, decode_pb2.PrefetchRequest())).begin
+            handed = await self._path.prefetch(
+                PrefetchRequest(
+                    request_id=begin.request_id,
+                    attempt=begin.attempt,
+                    token_ids=tuple(begin.token_ids),
+                    cache_salt=begin.cache_salt,
+                    credit_id=begin.credit_id,
+                ),
+                _counts(request),
+            )
+        return decode_pb2.PrefetchResponse(num_blocks=handed.num_blocks, bytes=handed.num_bytes)
+
     async def ReserveSlot(
         self, request: decode_pb2.ReserveSlotRequest, _context: ReserveContext
     ) -> decode_pb2.ReserveSlotResponse:
@@ -87,11 +109,18 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         return decode_pb2.ReleaseSlotResponse(found=await self._path.release(request.credit_id))
 
 
+async def _counts(messages: AsyncIterator[decode_pb2.PrefetchRequest]) -> AsyncGenerator[int]:
+    async for message in messages:
+        yield message.stored.num_blocks
+
+
 def _response(event: DecodeEvent, attempt: int) -> decode_pb2.DecodeResponse:
     if isinstance(event, Resumed):
         return decode_pb2.DecodeResponse(
             resumed=decode_pb2.DecodeResumed(
-                fetched_bytes=event.num_bytes, fetch_us=max(0, round(event.fetch_s * 1e6))
+                fetched_bytes=event.num_bytes,
+                prefetched_bytes=event.prefetched_bytes,
+                fetch_us=max(0, round(event.fetch_s * 1e6)),
             )
         )
     last = event.tokens[-1]

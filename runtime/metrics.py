@@ -76,6 +76,8 @@ TABLE: tuple[Metric, ...] = (
     _counter("disagg_cancellations_total", "Requests cancelled.", "stage", "origin"),
     _counter("disagg_prefix_fallback_total", "Stored prefixes given up, by cause.", "cause"),
     _counter("disagg_handoff_total", "Hand-offs read by decode.", "outcome"),
+    _counter("disagg_prefetch_total", "Hand-offs read before their ticket, by end.", "outcome"),
+    _counter("disagg_prefetch_blocks_total", "Blocks read before their ticket.", "result"),
     _histogram("disagg_handoff_duration_seconds", "Ticket to verified state.", STORE_BUCKETS),
     _histogram("disagg_handoff_bytes", "Bytes of a hand-off.", BYTE_BUCKETS),
     _counter("disagg_kv_lookup_blocks_total", "Blocks looked up.", "result"),

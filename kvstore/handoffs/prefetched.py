@@ -11,11 +11,24 @@ from collections.abc import Iterable
 
 
 class Prefetched:
-    """Blocks of one sequence by name. Thread-safe."""
+    """Blocks of one sequence by name. Thread-safe.
+
+    Attributes:
+        num_taken: Blocks that were what the ticket says.
+        taken_bytes: Payload bytes of them.
+        num_refused: Blocks that were not; their reader reads them again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: dict[bytes, tuple[memoryview, bytes]] = {}
+        self.num_taken = 0
+        self.taken_bytes = 0
+        self.num_refused = 0
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._blocks)
 
     def add(self, names: Iterable[bytes], found: Iterable[tuple[memoryview, bytes]]) -> None:
         """Keeps payloads with their digests."""
@@ -31,7 +44,21 @@ class Prefetched:
         """The payload under a name if it has this digest; it is not kept any longer."""
         with self._lock:
             payload, found = self._blocks.pop(name, (None, b""))
-        return payload if found == digest else None
+            if payload is None:
+                return None
+            if found != digest:
+                self.num_refused += 1
+                return None
+            self.num_taken += 1
+            self.taken_bytes += len(payload)
+        return payload
+
+    def clear(self) -> int:
+        """Drops what is kept; how many blocks."""
+        with self._lock:
+            num_blocks = len(self._blocks)
+            self._blocks.clear()
+        return num_blocks
 
     @property
     def num_bytes(self) -> int:

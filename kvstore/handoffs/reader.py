@@ -106,7 +106,9 @@ class HandoffReader:
             LeaseLost, StaleAttempt: What was read is discarded.
         """
         with counted(self._parts.counters), removals(self._parts.listener, self._hashes):
-            blocks = self._fetch_blocks(allocate, prefetched or Prefetched())
+            blocks = self._fetch_blocks(
+                allocate, Prefetched() if prefetched is None else prefetched
+            )
             tail_kv, tail_state = read(
                 self._parts.payloads,
                 [self._tail_request(component) for component in TAIL_COMPONENTS],

@@ -19,6 +19,7 @@ import grpc.aio
 from decode_service.credits import Credits
 from decode_service.decode import DecodeEvent, DecodePath, Resumed, SequenceRequest, Tokens
 from decode_service.fetcher import Fetcher
+from decode_service.prefetch import Prefetches
 from engine.async_engine import AsyncEngine
 from engine.config import EngineRole, EngineSettings, ModelLimits
 from engine.engine import LLMEngine
@@ -164,6 +165,8 @@ class Rig:
     decode_runner: ToyRunner
     prefill_budget: Budget
     decode_budget: Budget
+    prefetch_budget: Budget
+    prefetches: Prefetches
     metrics: Metrics
     credit_clock: ManualClock
     layout: ToyLayout
@@ -215,6 +218,7 @@ async def running_rig(
     *,
     prefill_bytes: int = 1 << 20,
     decode_bytes: int = 1 << 20,
+    prefetched_bytes: int = 1 << 20,
     state_every_blocks: int = 2,
     prefill: dict[str, int] | None = None,
     decode: dict[str, int] | None = None,
@@ -235,7 +239,15 @@ async def running_rig(
     decode_engine = AsyncEngine(decode_core, clock=time.monotonic)
     prefill_budget = Budget("bytes in flight", prefill_bytes, max_waiting=2)
     decode_budget = Budget("fetched bytes", decode_bytes, max_waiting=2)
+    prefetch_budget = Budget("prefetched bytes", prefetched_bytes, max_waiting=0)
     with ThreadPoolExecutor(4) as executor:
+        prefetches = Prefetches(
+            store=store,
+            layout=layout,  # type: ignore[arg-type]
+            executor=executor,
+            budget=prefetch_budget,
+            metrics=metrics,
+        )
         fetcher = Fetcher(
             store=store,
             layout=layout,  # type: ignore[arg-type]
@@ -260,6 +272,7 @@ async def running_rig(
             decode=DecodePath(
                 engine=decode_engine,
                 fetcher=fetcher,
+                prefetches=prefetches,
                 fingerprint=layout.fingerprint,
                 credits=Credits(ttl_s=5.0),
                 budget=decode_budget,
@@ -273,6 +286,8 @@ async def running_rig(
             decode_runner=decode_runner,
             prefill_budget=prefill_budget,
             decode_budget=decode_budget,
+            prefetch_budget=prefetch_budget,
+            prefetches=prefetches,
             metrics=metrics,
             credit_clock=credit_clock,
             layout=layout,

@@ -47,3 +47,13 @@ def test_ids_are_never_used_twice() -> None:
 def test_a_life_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="ttl_s is 0"):
         Credits(ttl_s=0)
+
+
+def test_whether_a_credit_is_held_does_not_use_it_up() -> None:
+    credits = Credits(ttl_s=5.0)
+    credit = credits.open("r-1", 0.0)
+    assert credits.holds(credit.credit_id, "r-1", 4.9)
+    assert not credits.holds(credit.credit_id, "r-2", 4.9)
+    assert not credits.holds("c9", "r-1", 0.0)
+    assert not credits.holds(credit.credit_id, "r-1", 5.0)
+    assert credits.redeem(credit.credit_id, "r-1", 4.9) == credit

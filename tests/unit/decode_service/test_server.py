@@ -96,6 +96,81 @@ async def test_tokens_become_messages_with_attempt_and_number() -> None:
         await rig.assert_at_rest()
 
 
+async def test_blocks_are_read_ahead_over_the_wire() -> None:
+    async with face() as (rig, stub):
+        request = await handed_over(rig)
+        ask = decode_pb2.ReserveSlotRequest(
+            request_id="r-1", num_tokens=45, fingerprint=rig.layout.fingerprint
+        )
+        request.credit_id = (await stub.ReserveSlot(ask, timeout=20)).credit_id
+        call = stub.Prefetch(timeout=20)
+        begin = decode_pb2.PrefetchBegin(
+            request_id="r-1", attempt=1, token_ids=PROMPT, credit_id=request.credit_id
+        )
+        await call.write(decode_pb2.PrefetchRequest(begin=begin))
+        for num_blocks in (4, 9):
+            stored = decode_pb2.PrefetchStored(num_blocks=num_blocks)
+            await call.write(decode_pb2.PrefetchRequest(stored=stored))
+            await until(lambda: rig.store.statistics().blocks_read == num_blocks)  # noqa: B023
+        await call.done_writing()
+        events = [event async for event in stub.Decode(request, timeout=20)]
+        assert events[0].resumed.prefetched_bytes == 9 * 4 * BLOCK
+        assert events[0].resumed.fetched_bytes == 9 * 4 * BLOCK + 4 + 16
+        handed = await call
+        assert (handed.num_blocks, handed.bytes) == (9, 9 * 4 * BLOCK)
+        found = [token_id for event in events for token_id in event.tokens.token_ids]
+        assert found == expected_tokens(PROMPT, prompt(PROMPT).sampling)[1:]
+        await rig.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (None, "no open credit"),
+        (decode_pb2.PrefetchRequest(stored=decode_pb2.PrefetchStored(num_blocks=1)), "no open"),
+        (
+            decode_pb2.PrefetchRequest(begin=decode_pb2.PrefetchBegin(request_id="r-1")),
+            "credit_id is ''",
+        ),
+    ],
+)
+async def test_a_prefetch_without_a_credit_is_refused(
+    message: decode_pb2.PrefetchRequest | None, says: str
+) -> None:
+    async with face() as (rig, stub):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Prefetch(iter([message] if message else []), timeout=20)
+        error = status.from_rpc_error(caught.value)
+        assert (error.code, error.reason) == (CODE.INVALID_ARGUMENT, Reason.BAD_REQUEST)
+        assert says in error.message
+        await rig.assert_at_rest()
+
+
+async def test_a_deadline_ends_a_prefetch_and_frees_its_bytes() -> None:
+    async with face() as (rig, stub):
+        await handed_over(rig)
+        ask = decode_pb2.ReserveSlotRequest(
+            request_id="r-1", num_tokens=45, fingerprint=rig.layout.fingerprint
+        )
+        credit_id = (await stub.ReserveSlot(ask, timeout=20)).credit_id
+        begin = decode_pb2.PrefetchBegin(
+            request_id="r-1", attempt=1, token_ids=PROMPT, credit_id=credit_id
+        )
+        stored = decode_pb2.PrefetchStored(num_blocks=9)
+        messages = [
+            decode_pb2.PrefetchRequest(begin=begin),
+            decode_pb2.PrefetchRequest(stored=stored),
+        ]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Prefetch(iter(messages), timeout=0.2)
+        assert caught.value.code() is CODE.DEADLINE_EXCEEDED
+        await until(lambda: len(rig.prefetches) == 0)
+        await stub.ReleaseSlot(decode_pb2.ReleaseSlotRequest(credit_id=credit_id), timeout=20)
+        for record in rig.store.audit():
+            rig.store.abort(record.handoff_id)
+        await rig.assert_at_rest()
+
+
 async def test_credits_over_the_wire() -> None:
     async with face(decode={"max_num_seqs": 1}) as (rig, stub):
         ask = decode_pb2.ReserveSlotRequest(

@@ -13,3 +13,13 @@ def test_blocks_are_taken_once_and_by_digest() -> None:
     assert prefetched.take(b"b", b"other digest") is None
     assert prefetched.take(b"c", b"3") is None
     assert prefetched.num_bytes == 0
+    assert (prefetched.num_taken, prefetched.taken_bytes, prefetched.num_refused) == (1, 3, 1)
+
+
+def test_what_is_left_can_be_dropped() -> None:
+    prefetched = Prefetched()
+    prefetched.add([b"a"], [(memoryview(b"one"), b"1")])
+    assert len(prefetched) == 1
+    assert prefetched.clear() == 1
+    assert prefetched.take(b"a", b"1") is None
+    assert (len(prefetched), prefetched.num_bytes, prefetched.num_refused) == (0, 0, 0)
