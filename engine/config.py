@@ -81,6 +81,8 @@ class EngineSettings:
         prefill_any_attempt_interval: decode steps after which one rank that wants a prefill is
             enough (Y).
         batch_invariant: rows do not depend on their neighbours, bit by bit.
+        late_scheduling: prepare a step while the decode step before it runs; see
+            `engine.step_launcher`. Tokens do not depend on it.
         rank: this rank of the lockstep group.
         num_ranks: ranks of the lockstep group.
         cp: ranks that share the rows of this engine's prefill steps.
@@ -101,6 +103,7 @@ class EngineSettings:
     prefill_attempt_interval: int = 4
     prefill_any_attempt_interval: int = 16
     batch_invariant: bool = True
+    late_scheduling: bool = False
     rank: int = 0
     num_ranks: int = 1
     cp: int = 1

@@ -10,6 +10,7 @@ Errors between the agreement and the end of a step:
 - any other local error before the forward pass runs the placeholder in its place, so that the peers
   get their collectives, and is then raised as `EngineFailed`: the rank leaves the group by name;
 - an error of the forward pass itself leaves collectives half done: `EngineFailed` at once.
+With late scheduling a step may still run when `step` returns; see `engine.step_launcher`.
 After `EngineFailed` the engine takes no more steps.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from engine.agreement import require_equal_settings
 from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits
 from engine.parallel.lockstep import Decision, EngineKind, LockstepState, VotePort, VoteVector
 from engine.parallel.votes import LocalVote
@@ -42,6 +44,7 @@ from engine.scheduler import Row, Schedule, Scheduler
 from engine.sequence import Sequence
 from engine.state_mover import StateMover
 from engine.statistics import EngineStatistics
+from engine.step_launcher import StepInFlight, StepLauncher
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +91,8 @@ class LLMEngine:
         self.limits = limits
         self.context_tokens = settings.context_tokens(limits)
         self._cache = cache
-        self._runner = runner
+        self._launcher = StepLauncher(runner)
+        self._in_flight: StepInFlight | None = None
         self._vote: VotePort = vote or LocalVote()
         self._on_step = on_step
         self._on_failure = on_failure
@@ -105,6 +109,7 @@ class LLMEngine:
         self._epoch = 0
         self._failure: BaseException | None = None
         self.is_stop_agreed = False
+        self._is_group_checked = settings.num_ranks == 1
         self._step = 0
         self._steps = 0
         self._prefill_steps = 0
@@ -229,7 +234,7 @@ class LLMEngine:
         self._vote.ring()
 
     def step(self) -> tuple[Decision, list[EngineEvent]]:
-        """Runs one agreed step, or none; returns the decision and what happened.
+        """Takes part in one agreed step, or none; returns the decision and what happened.
 
         Raises:
             EngineFailed: this rank is lost for its group.
@@ -238,6 +243,9 @@ class LLMEngine:
             raise EngineFailed("the engine failed before") from self._failure
         events = self.take_events()
         try:
+            if not self._is_group_checked:
+                self._is_group_checked = True
+                require_equal_settings(self._vote, self.settings)
             demand = self._scheduler.demand()
             vote = VoteVector(
                 unfinished=demand.is_unfinished,
@@ -248,14 +256,16 @@ class LLMEngine:
             )
             decision = self._lockstep.decide(self._vote.reduce_max(vote.to_array()))
             if decision.agreed_epoch == STOP_EPOCH:
+                self._settle(events)
+                self._launcher.close()
                 self.is_stop_agreed = True
-            elif decision.step_kind is not StepKind.NONE:
-                self._step += 1
-                if self._on_step is not None:
-                    self._on_step(decision.step_kind)
+            elif decision.step_kind is StepKind.NONE:
+                self._settle(events)
+            else:
                 self._run_step(decision.step_kind, events)
         except BaseException as error:
             self._failure = error
+            self._launcher.close()
             if self._on_failure is not None:
                 self._on_failure()
             raise EngineFailed(
@@ -300,11 +310,21 @@ class LLMEngine:
             raise AssertionError(f"{live} sequences are queued, {len(self._sequences)} are live")
 
     def _run_step(self, kind: StepKind, events: list[EngineEvent]) -> None:
-        rows: list[Row] = []
-        plan = placeholder_plan(kind, self._step)
+        """Schedules an agreed step, ends the one in flight, and starts the new one."""
+        schedule = Schedule()
         local_error: Exception | None = None
         try:
-            rows = self._prepare(self._scheduler.schedule(kind), events)
+            schedule = self._scheduler.schedule(kind)
+        except Exception as error:
+            local_error = error
+        self._settle(events)
+        self._step += 1
+        if self._on_step is not None:
+            self._on_step(kind)
+        rows: list[Row] = []
+        plan = placeholder_plan(kind, self._step)
+        try:
+            rows = self._prepare(schedule, events)
             if rows:
                 plan = StepPlan(
                     kind=kind,
@@ -313,41 +333,77 @@ class LLMEngine:
                     is_placeholder=False,
                 )
         except Exception as error:
-            local_error = error
-        result = self._runner.run(plan)
+            local_error = local_error or error
         if local_error is not None:
+            self._launcher.run(placeholder_plan(kind, self._step), ())
             raise local_error
+        is_late = self._may_be_late(plan, rows)
+        self._in_flight = (self._launcher.launch if is_late else self._launcher.run)(plan, rows)
+        for row, sequence_step in zip(rows, plan.sequences, strict=True):
+            self._scheduler.complete(row)
+            row.sequence.num_promised = int(sequence_step.sample)
+        if not is_late:
+            self._settle(events)
+
+    def _may_be_late(self, plan: StepPlan, rows: list[Row]) -> bool:
+        """Says whether the engine may go on while the step runs.
+
+        Not when an export follows: windows must be read before the next step moves them on.
+        """
+        return (
+            self.settings.late_scheduling
+            and plan.kind is StepKind.DECODE
+            and not any(
+                self._mover.exports_at(row.sequence, row.sequence.num_computed + row.num_tokens)
+                for row in rows
+            )
+        )
+
+    def _settle(self, events: list[EngineEvent]) -> None:
+        """Waits for the step in flight, if there is one, and reports what it computed."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
+            return
+        result = in_flight.wait()
+        plan = in_flight.plan
         if plan.is_placeholder:
             self._placeholder_steps += 1
             return
         self._steps += 1
-        self._prefill_steps += kind is StepKind.PREFILL
+        self._prefill_steps += plan.kind is StepKind.PREFILL
         self._computed_tokens += plan.num_tokens
         sampled_rows = []
-        for row, sequence_step in zip(rows, plan.sequences, strict=True):
-            self._scheduler.complete(row)
+        for row, sequence_step in zip(in_flight.rows, plan.sequences, strict=True):
+            row.sequence.num_promised = 0
             if sequence_step.sample:
                 sampled_rows.append(row.sequence)
         chosen = sample(result.logits, [self._sample_row(sequence) for sequence in sampled_rows])
         outcomes = dict(zip(sampled_rows, chosen, strict=True))
-        for row in rows:
-            self._report(row.sequence, outcomes.get(row.sequence), events)
+        for row in in_flight.rows:
+            # Not live: aborted while the step ran.
+            if row.sequence.is_live:
+                self._report(row.sequence, outcomes.get(row.sequence), events)
 
     def _prepare(self, schedule: Schedule, events: list[EngineEvent]) -> list[Row]:
-        """Moves state out and in as scheduled; returns the rows that are still good."""
-        failed: set[Sequence] = set()
+        """Moves state out and in as scheduled; returns the rows that are still good.
+
+        Sequences that ended with the step before take no part any more.
+        """
         for preemption in schedule.preempted:
+            if not preemption.sequence.is_live:
+                continue
             try:
                 self._mover.swap_out(preemption)
             except Exception as error:
                 events.append(self._fail(preemption.sequence, error))
         for sequence in schedule.admitted:
+            if not sequence.is_live:
+                continue
             try:
                 self._mover.load(sequence)
             except Exception as error:
-                failed.add(sequence)
                 events.append(self._fail(sequence, error))
-        return [row for row in schedule.rows if row.sequence not in failed]
+        return [row for row in schedule.rows if row.sequence.is_live]
 
     def _sample_row(self, sequence: Sequence) -> SampleRow:
         return SampleRow(

@@ -43,7 +43,7 @@ class Demand:
     """What this rank brings to the step vote; reading it changes nothing.
 
     Args:
-        is_unfinished: some sequence is not paused and not final.
+        is_unfinished: some sequence is not paused and has more to compute than the step in flight.
         wants_prefill: a prefill row could run now: slot, pages and budget are there.
         has_decode_rows: a decode row could run now.
         num_decode_rows: rows of a decode step at most.
@@ -207,7 +207,7 @@ class Scheduler:
         budget = self._settings.max_num_batched_tokens
         num_prefill = num_decode = 0
         for sequence in self._running:
-            if sequence.is_paused:
+            if sequence.is_paused or sequence.is_ending:
                 continue
             if self._is_row_of(StepKind.PREFILL, sequence):
                 num_prefill += sequence.num_missing
@@ -220,7 +220,9 @@ class Scheduler:
             else:
                 num_decode += head.num_missing
         return Demand(
-            is_unfinished=any(not sequence.is_paused for sequence in self._live()),
+            is_unfinished=any(
+                not (sequence.is_paused or sequence.is_ending) for sequence in self._live()
+            ),
             wants_prefill=role is not EngineRole.DECODE and num_prefill > 0,
             has_decode_rows=role is not EngineRole.PREFILL and num_decode > 0,
             num_decode_rows=min(num_decode, budget),
@@ -234,7 +236,7 @@ class Scheduler:
         candidates = [
             (sequence, sequence.num_missing)
             for sequence in self._running
-            if not sequence.is_paused and self._is_row_of(kind, sequence)
+            if not (sequence.is_paused or sequence.is_ending) and self._is_row_of(kind, sequence)
         ]
         # Sequences that only need their newest token come first in the budget, so that those
         # catching up never hold back a decoding neighbour.
@@ -263,7 +265,7 @@ class Scheduler:
         return tuple(self._step_of(row) for row in rows)
 
     def complete(self, row: Row) -> None:
-        """Notes that the tokens of a row have KV now."""
+        """Notes that the tokens of a row have KV, now or when the step in flight has ended."""
         sequence = row.sequence
         sequence.num_computed += row.num_tokens
         if sequence.status is SequenceStatus.PREFILLING and not sequence.is_prefilling:
@@ -342,7 +344,14 @@ class Scheduler:
 
     def _head(self) -> Sequence | None:
         """Who is admitted next."""
-        return next((sequence for sequence in self._waiting if not sequence.is_paused), None)
+        return next(
+            (
+                sequence
+                for sequence in self._waiting
+                if not (sequence.is_paused or sequence.is_ending)
+            ),
+            None,
+        )
 
     def _can_admit(self, sequence: Sequence) -> bool:
         """Says whether there is a slot and room, counting what paused sequences would give up."""

@@ -3,7 +3,8 @@
 Index ranges of a sequence, all half-open, in tokens:
 
     [0, num_computed)            have KV, on the device or in the image that waits to be imported
-    [num_computed, num_tokens)   known, without KV; at least one until the sequence is final
+    [num_computed, num_tokens)   without KV; at least one until the sequence is final
+    [len(tokens), num_tokens)    promised: the step in flight yields it; one at most
     [0, num_given)               came with the request; their KV is what an export wants
     [num_prompt, num_tokens)     generated, here or by an earlier attempt
 """
@@ -45,6 +46,7 @@ class Sequence:
         "num_computed",
         "num_exported_blocks",
         "num_given",
+        "num_promised",
         "num_prompt",
         "request",
         "request_id",
@@ -67,6 +69,7 @@ class Sequence:
         self.max_kv_tokens = max_kv_tokens
         self.max_pages = max_pages
         self.tokens = list(request.token_ids)
+        self.num_promised = 0
         self.num_given = len(request.token_ids)
         self.num_prompt = self.num_given - request.num_generated
         # The sequence owns the image from here on: the request would keep its bytes alive for the
@@ -81,18 +84,18 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens."""
-        return len(self.tokens)
+        """Tokens known or promised."""
+        return len(self.tokens) + self.num_promised
 
     @property
     def num_generated(self) -> int:
-        """Generated tokens, those of earlier attempts included."""
+        """Generated tokens that are known, those of earlier attempts included."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_missing(self) -> int:
-        """Known tokens without KV."""
-        return len(self.tokens) - self.num_computed
+        """Tokens without KV."""
+        return self.num_tokens - self.num_computed
 
     @property
     def is_live(self) -> bool:
@@ -102,7 +105,12 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         """True when more than the newest token lacks KV, or a prompt token does."""
-        return len(self.tokens) - self.num_computed > 1 or self.num_computed < self.num_prompt
+        return self.num_missing > 1 or self.num_computed < self.num_prompt
+
+    @property
+    def is_ending(self) -> bool:
+        """True when the promised token is the last: no token of it will ever need KV."""
+        return self.num_computed >= self.max_kv_tokens
 
     def drop_image(self) -> None:
         """Notes that the image was imported, and lets its bytes go."""

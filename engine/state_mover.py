@@ -49,11 +49,16 @@ class StateMover:
         )
         sequence.drop_image()
 
+    @staticmethod
+    def exports_at(sequence: Sequence, num_computed: int) -> bool:
+        """Says whether `export` has something to do once that many tokens have KV."""
+        return sequence.request.export is not None and num_computed <= sequence.num_given
+
     def export(self, sequence: Sequence) -> None:
         """Gives what the last step completed to the export of the request, if it has one."""
         export = sequence.request.export
         end = sequence.num_computed
-        if export is None or end > sequence.num_given:
+        if export is None or not self.exports_at(sequence, end):
             return
         block_tokens = self._cache.block_tokens
         table = self._blocks.block_table(sequence.request_id)

@@ -77,6 +77,7 @@ machines = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(5, 40),
         "prefill_attempt_interval": st.integers(2, 4),
         "prefill_any_attempt_interval": st.integers(4, 9),
+        "late_scheduling": st.booleans(),
     }
 )
 
@@ -256,3 +257,48 @@ def test_streams_survive_prefix_reuse_hand_over_and_memory_pressure(
     for name, expected in expectations.items():
         if name in run.streams:
             run.check(name, expected, skip=1)
+
+
+@given(arrivals=arrivals, machine=machines, num_tokens=st.integers(48, 160))
+@pytest.mark.medium
+def test_late_scheduling_changes_no_token_and_no_exported_byte(
+    arrivals: list[Arrival], machine: dict[str, int], num_tokens: int
+) -> None:
+    """Resumed generations among them, whose last given tokens are computed in decode steps."""
+    block_tokens = machine["block_tokens"]
+    runs, exports = [], []
+    for late in (False, True):
+        engine, _ = make_engine({**machine, "late_scheduling": late}, num_tokens, EngineRole.NORMAL)
+        run = Run(engine, block_tokens)
+        requests = []
+        for i, arrival in enumerate(arrivals):
+            expected = expected_tokens(arrival.prompt(), arrival.sampling(), context=CONTEXT)
+            num_generated = arrival.salt % (len(expected) + 1)
+            export = InMemoryExport(block_tokens, state_every_blocks=1)
+            exports.append(export)
+            request = EngineRequest(
+                request_id=f"r{i}",
+                token_ids=(*arrival.prompt(), *expected[:num_generated]),
+                num_generated=num_generated,
+                sampling=arrival.sampling(),
+                export=export,
+            )
+            requests.append((arrival.at_step, None, request))
+        run.go(
+            requests,
+            {
+                f"r{i}": (arrival.pause_at, arrival.pause_at + arrival.pause_steps)
+                for i, arrival in enumerate(arrivals)
+            },
+        )
+        runs.append(run)
+    tokens = [
+        {
+            name: [event.token_id for event in stream if isinstance(event, TokenOut)]
+            for name, stream in run.streams.items()
+        }
+        for run in runs
+    ]
+    assert tokens[0] == tokens[1]
+    for one, other in zip(exports[: len(arrivals)], exports[len(arrivals) :], strict=True):
+        assert (one.blocks, one.states, one.tail) == (other.blocks, other.states, other.tail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 
@@ -72,7 +73,8 @@ class Group:
     """Runs `num_ranks` engines, each with its own requests, to their common end."""
 
     def __init__(self, role: EngineRole, num_ranks: int, **settings: int) -> None:
-        self.meeting = Meeting(num_ranks)
+        # Votes and steps are channels of their own: with late scheduling they overlap.
+        self.votes, self.meeting = Meeting(num_ranks), Meeting(num_ranks)
         self.engines: list[LLMEngine] = []
         self.runners: list[CollectiveRunner] = []
         self.events: list[list[EngineEvent]] = [[] for _ in range(num_ranks)]
@@ -82,7 +84,7 @@ class Group:
             runner.__class__ = CollectiveRunner
             assert isinstance(runner, CollectiveRunner)
             runner.rank, runner.meeting = rank, self.meeting
-            engine._vote = ThreadVote(rank, self.meeting)
+            engine._vote = ThreadVote(rank, self.votes)
             self.engines.append(engine)
             self.runners.append(runner)
 
@@ -105,6 +107,7 @@ class Group:
                 raise AssertionError("the group does not come to an end")
             except BaseException as error:
                 self.errors[rank] = error
+                self.votes.leave()
                 self.meeting.leave()
 
         threads = [threading.Thread(target=serve, args=(r,)) for r in range(len(self.engines))]
@@ -127,9 +130,10 @@ class Group:
         assert all(row == kinds[0] for row in kinds)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("role", list(EngineRole))
-def test_ranks_with_different_loads_stay_in_step(role: EngineRole) -> None:
-    group = Group(role, 3, num_pages=20)
+def test_ranks_with_different_loads_stay_in_step(role: EngineRole, late: bool) -> None:
+    group = Group(role, 3, num_pages=20, late_scheduling=late)
     asked: dict[int, list[EngineRequest]] = {0: [], 1: []}
 
     def arrive(rank: int, number: int) -> EngineRequest | None:
@@ -194,3 +198,16 @@ def test_a_bad_image_on_one_rank_costs_its_request_and_nothing_else() -> None:
     group.run(lambda rank, number: first[rank] if number == 0 else None)
     group.check({1: [good]})
     assert group.engines[0].statistics().failed_requests == 1
+
+
+def test_ranks_with_different_settings_do_not_start() -> None:
+    group = Group(EngineRole.DECODE, 2)
+    group.engines[1], _ = make_engine(
+        role=EngineRole.DECODE, rank=1, num_ranks=2, late_scheduling=True
+    )
+    group.engines[1]._vote = ThreadVote(1, group.votes)
+    group.run(lambda rank, number: None)
+    # Whoever sees it first breaks the meeting of the other.
+    texts = [str(group.errors[rank]) for rank in range(2)]
+    assert any(re.search(r"late_scheduling is (false|true) on rank [01]", text) for text in texts)
+    assert all(runner.plans == [] for runner in group.runners)
