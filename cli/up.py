@@ -42,9 +42,11 @@ def run(options: argparse.Namespace) -> int:
         rows = system.rows()
         if options.json:
             processes = [dataclasses.asdict(row) for row in rows]
+            http = {"http": f"http://{system.http_address}"} if system.http_address else {}
             show_json(
                 {
                     "address": system.address,
+                    **http,
                     "store": system.store_url,
                     "logs": str(system.directory),
                     "processes": processes,
@@ -58,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
                 show(line)
             show()
             show('ask it    disagg generate "ROMEO:" --stream')
+            if system.http_address:
+                show(f"OpenAI    http://{system.http_address}/v1")
             show(f"logs      {system.directory}")
             show("stop      Ctrl-C")
         try:

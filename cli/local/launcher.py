@@ -55,6 +55,7 @@ class System:
         self.topology = topology
         self.directory = directory
         self.address = ""
+        self.http_address = ""
         self.store_url = topology.store_url or ""
         self.children: list[Child] = []
         self._start_timeout_s = start_timeout_s
@@ -72,8 +73,9 @@ class System:
             self._start_store(cleanup)
         self._keep_store(cleanup)
         model = ["--model", str(self.topology.model), "--store", self.store_url]
-        balancer = self._child("balancer", "balancer", *model)
-        self.address = self._balancer_address(balancer)
+        http = [] if self.topology.http_port is None else ["--http", str(self.topology.http_port)]
+        balancer = self._child("balancer", "balancer", *model, *http)
+        self._read_addresses(balancer)
         engine = [
             "--model-kv-quantisers",
             self.topology.kv_quantisers,
@@ -178,22 +180,21 @@ class System:
         self.children.append(child)
         return child
 
-    def _balancer_address(self, balancer: Child) -> str:
+    def _read_addresses(self, balancer: Child) -> None:
         started = self._clock.now()
-        address = ""
 
         def is_listening() -> bool:
-            nonlocal address
             for line in balancer.out.read_text(encoding="utf-8").splitlines(keepends=True):
                 if line.endswith("\n"):
-                    with suppress(ValueError, KeyError, TypeError):
-                        address = json.loads(line)["address"]
-            return bool(address)
+                    with suppress(ValueError, KeyError, TypeError, AttributeError):
+                        said = json.loads(line)
+                        self.address = said["address"]
+                        self.http_address = said.get("http", "")
+            return bool(self.address)
 
         limit_s = min(_BALANCER_START_S, self._start_timeout_s)
         self._wait(is_listening, limit_s, "the balancer does not listen", balancer)
-        self._report("balancer", address, started)
-        return address
+        self._report("balancer", self.address, started)
 
     def _wait_until_ready(self) -> None:
         from cli.local.members import is_ready, list_members

@@ -15,6 +15,7 @@ from runtime.bundled import MODEL, default_model
 
 DEFAULT_PREFILL_RANKS = 1
 DEFAULT_DECODE_RANKS = 2
+_MAX_PORT = 65_535
 _LAYOUT_KEYS = ("dp", "cp", "ep", "enp", "attn_tp", "path")
 
 
@@ -27,6 +28,7 @@ class Topology:
         kv_quantisers: auto, on or off.
         redundant: Fewest redundant experts of a layer, on both sides.
         rebalance_after: Steps after which experts move by their load, again and again; None never.
+        http_port: Port of the HTTP face, 0 for a free one; None: without it.
     """
 
     model: Path
@@ -36,6 +38,7 @@ class Topology:
     kv_quantisers: str = "auto"
     redundant: int = 0
     rebalance_after: int | None = None
+    http_port: int | None = None
 
     def __str__(self) -> str:
         """Names it in one phrase."""
@@ -73,7 +76,9 @@ def add_system_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_rank_flags(parser)
     parser.add_argument("--store", metavar="URL", help="KV store to use (default: a private one)")
-    parser.add_argument("--http", type=int, metavar="PORT", help="port of the HTTP face")
+    parser.add_argument(
+        "--http", type=int, metavar="PORT", help="port of the HTTP face, 0 for a free one"
+    )
     parser.add_argument("--trace", action="store_true", help="record traces")
 
 
@@ -83,8 +88,9 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
     Raises:
         CommandError: The flags contradict each other, or ask for what there is not yet.
     """
-    if getattr(options, "http", None) is not None:
-        raise usage("--http: the HTTP face is not part of this version; use gRPC")
+    http_port: int | None = getattr(options, "http", None)
+    if http_port is not None and not 0 <= http_port <= _MAX_PORT:
+        raise usage(f"--http {http_port}: give a port, 1 to {_MAX_PORT}, or 0 for a free one")
     if getattr(options, "trace", False):
         raise usage("--trace: traces are not part of this version")
     check_extras(options)
@@ -101,6 +107,7 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
         store_url=getattr(options, "store", None),
         redundant=options.redundant,
         rebalance_after=getattr(options, "rebalance_after", None),
+        http_port=http_port,
     )
 
 

@@ -22,6 +22,7 @@ class FakeSystem:
     """What commands see of `cli.local.launcher.System`."""
 
     address: str = "127.0.0.1:1"
+    http_address: str = ""
     store_url: str = "unix:///s"
     directory: Path = Path("/run/logs")
     topologies: list[Topology] = field(default_factory=list)
@@ -40,11 +41,16 @@ class FakeSystem:
 
 
 @contextmanager
-def launched(*, prefill_ranks: int = 1, decode_ranks: int = 2) -> Iterator[System]:
+def launched(
+    *, prefill_ranks: int = 1, decode_ranks: int = 2, http_port: int | None = None
+) -> Iterator[System]:
     """A real system of the bundled model, started from the source tree."""
     paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
     topology = Topology(
-        model=ROOT / "models" / "tiny-v4", prefill_ranks=prefill_ranks, decode_ranks=decode_ranks
+        model=ROOT / "models" / "tiny-v4",
+        prefill_ranks=prefill_ranks,
+        decode_ranks=decode_ranks,
+        http_port=http_port,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))

@@ -55,6 +55,7 @@ def test_json_is_one_object(system: FakeSystem, capsys: pytest.CaptureFixture[st
     assert main(["up", "--model", MODEL, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["address"] == "127.0.0.1:1"
+    assert "http" not in value
     assert [row["role"] for row in value["processes"]] == ["store", "decode"]
 
 
@@ -65,3 +66,14 @@ def test_a_part_that_ends_ends_the_command(
     assert main(["up", "--model", MODEL]) == 4
     assert "disagg up: decode ended" in capsys.readouterr().err
     assert system.is_stopped
+
+
+def test_the_http_face_is_shown(system: FakeSystem, capsys: pytest.CaptureFixture[str]) -> None:
+    system.http_address = "127.0.0.1:8"
+    interrupt(signal.SIGINT)
+    assert main(["up", "--model", MODEL, "--http", "8"]) == 0
+    assert "http://127.0.0.1:8/v1" in capsys.readouterr().out
+    interrupt(signal.SIGINT)
+    assert main(["up", "--model", MODEL, "--http", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["http"] == "http://127.0.0.1:8"
+    assert system.topologies[0].http_port == 8

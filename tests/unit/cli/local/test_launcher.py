@@ -38,7 +38,9 @@ ready.set("readiness", health_pb2.HealthCheckResponse.SERVING)
 health_pb2_grpc.add_HealthServicer_to_server(ready, server)
 port = server.add_insecure_port("127.0.0.1:0")
 server.start()
-print(json.dumps({"event": "ready", "address": f"127.0.0.1:{port}"}), flush=True)
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+http = {"http": f"h:{flags['--http']}"} if "--http" in flags else {}
+print(json.dumps({"event": "ready", "address": f"127.0.0.1:{port}", **http}), flush=True)
 stop.wait()
 server.stop(0).wait()
 """
@@ -94,6 +96,7 @@ TOPOLOGY = Topology(
     kv_quantisers="off",
     redundant=2,
     rebalance_after=7,
+    http_port=8000,
 )
 
 
@@ -117,6 +120,7 @@ def test_a_system_comes_up_and_leaves_nothing(
         assert "('--engine-min-redundant', '2')" in flags
         assert "('--engine-rebalance-interval-steps', '7')" in flags
         assert f"('--balancer', '{system.address}')" in flags
+        assert system.http_address == "h:8000"
         system.check()
     assert [child.exit_code for child in system.children] == [0, 0, 0]
     assert not (tmp_path / "run").exists()

@@ -33,6 +33,7 @@ def test_ranks_and_layouts_say_the_same() -> None:
     )
     assert of("--decode-ranks", "4", "--decode-layout", "ep=4").decode_ranks == 4
     assert of("--store", "redis://h:1").store_url == "redis://h:1"
+    assert (of().http_port, of("--http", "0").http_port) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_layouts_of_data_parallel_ranks(layout: str, ranks: int) -> None:
 
 
 REFUSED = [
-    (["--http", "8000"], "HTTP face is not part of this version"),
+    (["--http", "65536"], "--http 65536: give a port, 1 to 65535, or 0"),
     (["--trace"], "traces are not part"),
     (["--redundant", "-1"], "--redundant -1: give 0 or more experts"),
     (["--draft", "on"], "use --draft off"),
