@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan import StepKind
+from engine.input_batch import InputBuilder, StepInputs
+from engine.model.context import Restoring
+from engine.plan import SequenceStep, StepKind, StepPlan, placeholder_plan
 from tests.fakes.context import ContextRanks, Sequences, context_ranks
-from tests.fakes.models import GOLDEN, TINY, load
+from tests.fakes.models import GOLDEN, TINY, Solo, load
 
 HCA8, BASE, QUANT = (GOLDEN / name for name in ("v4_hca8", "v4_base", "v4_quant"))
 NUM_SEQUENCES = 3
@@ -62,7 +64,7 @@ STEP = st.one_of(
 
 
 @pytest.mark.medium
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(
     cp=st.sampled_from((2, 4)), steps=st.lists(STEP, min_size=1, max_size=4), seed=st.integers(0, 9)
 )
@@ -70,6 +72,26 @@ def test_any_steps_equal_those_of_one_rank(
     cp: int, steps: list[tuple[StepKind, list[int]]], seed: int
 ) -> None:
     check(HCA8, cp, steps, seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=150)
+@given(
+    directory=st.sampled_from((HCA8, BASE, QUANT, TINY)),
+    cp=st.sampled_from((2, 3, 4, 8)),
+    kv_quantisers=st.sampled_from(("off", "on")),
+    steps=st.lists(STEP, min_size=1, max_size=7),
+    seed=st.integers(0, 99),
+)
+def test_any_steps_equal_those_of_one_rank_long(
+    directory: Path,
+    cp: int,
+    kv_quantisers: str,
+    steps: list[tuple[StepKind, list[int]]],
+    seed: int,
+) -> None:
+    check(directory, cp, steps, kv_quantisers=kv_quantisers, seed=seed)
 
 
 P, D = StepKind.PREFILL, StepKind.DECODE
@@ -90,3 +112,110 @@ CASES = {
 @pytest.mark.parametrize("directory", [HCA8, BASE, TINY], ids=lambda path: path.name)
 def test_cases(directory: Path, cp: int, name: str) -> None:
     check(directory, cp, CASES[name])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kv_quantisers", ["off", "on"])
+def test_a_prompt_longer_than_the_indexer_keeps(kv_quantisers: str) -> None:
+    """Selections are made, on each rank for its rows alone."""
+    assert load(TINY).layout.config.index_topk < 700 // 4
+    steps = [(P, [700, 0, 20]), (P, [333, 0, 0]), (D, [1, 0, 1])]
+    check(TINY, 4, steps, kv_quantisers=kv_quantisers)
+
+
+@pytest.mark.medium
+def test_quantised_weights() -> None:
+    check(QUANT, 2, [(P, [70, 9, 33]), (D, [1, 1, 1])])
+
+
+@pytest.mark.medium
+def test_every_row_is_dispatched_once_and_padding_never() -> None:
+    """Rows of all ranks together are those of one rank, bit by bit and layer by layer."""
+    steps = [(P, [37, 3, 50]), (D, [1, 1, 0])]
+    alone = check(HCA8, 1, steps).dispatchers[0].rows
+    for cp in (2, 4):
+        ranks = check(HCA8, cp, steps)
+        assert [len(dispatcher.rows) for dispatcher in ranks.dispatchers] == [len(alone)] * cp
+        for call, expected in enumerate(alone):
+            found = torch.cat([dispatcher.rows[call] for dispatcher in ranks.dispatchers])
+            assert sorted(found.tolist()) == sorted(expected.tolist())
+
+
+@pytest.mark.medium
+def test_a_placeholder_makes_the_collectives_of_its_kind_without_rows() -> None:
+    ranks = check(HCA8, 2, [(P, [40, 0, 0])])
+    rows = [
+        ranks.runners[0].export_image((1, 4), 1, 40),
+        ranks.runners[1].export_image((1, 4), 1, 40),
+    ]
+    prefill = [operation for operation, _ in ranks.logs[0]]
+    layers = ranks.layout.config.layers
+    sources = sum(layer.owns_kv for layer in layers)
+    assert prefill == ["all_gather"] * (len(layers) + sources + 1)
+    for dispatcher in ranks.dispatchers:
+        dispatcher.rows.clear()
+    results = ranks.run(placeholder_plan(P, 7))
+    assert [result.logits.shape[0] for result in results] == [0, 0]
+    for log, dispatcher in zip(ranks.logs, ranks.dispatchers, strict=True):
+        assert log == [(operation, 0) for operation in prefill]
+        assert [len(sent) for sent in dispatcher.rows] == [0] * len(layers)
+    assert [runner.export_image((1, 4), 1, 40) for runner in ranks.runners] == rows
+
+
+@pytest.mark.medium
+def test_without_the_reverse_index_kv_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests compare would notice rows that were stored in the order of the ranks."""
+
+    def in_rank_order(self: Restoring) -> torch.Tensor:
+        if self._pending is None or self._reverse is None:
+            return self._rows
+        return self._pending.wait().index_select(0, self._reverse.sort().values)
+
+    monkeypatch.setattr(Restoring, "wait", in_rank_order)
+    with pytest.raises(AssertionError):
+        check(HCA8, 2, [(P, [40, 0, 0])])
+
+
+@pytest.mark.medium
+def test_routed_padding_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = InputBuilder.build
+
+    def all_rows_are_tokens(self: InputBuilder, plan: StepPlan) -> StepInputs:
+        inputs = build(self, plan)
+        inputs.num_tokens = inputs.num_rows
+        return inputs
+
+    steps = [(P, [37, 3, 50])]
+    before = sum(len(rows) for one in check(HCA8, 4, steps).dispatchers for rows in one.rows)
+    monkeypatch.setattr(InputBuilder, "build", all_rows_are_tokens)
+    after = sum(len(rows) for one in check(HCA8, 4, steps).dispatchers for rows in one.rows)
+    assert before == 90 * load(HCA8).layout.config.num_layers < after
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("cp", [2, 4])
+def test_an_imported_prefix_is_gone_on_from(cp: int) -> None:
+    """One rank's image goes to all context ranks; what follows is equal."""
+    solo = Solo(load(HCA8))
+    prompt = [(7 * i * i + 5) % 250 + 3 for i in range(120)]
+    solo.feed(prompt[:45])
+    image = solo.image()
+    ranks = context_ranks(HCA8, cp)
+    ranks.clear()
+    for runner in ranks.runners:
+        runner.reset_slot(1)
+        runner.import_image(image, solo.table(45), 1)
+    step = SequenceStep(
+        request_id="a",
+        token_ids=tuple(prompt[45:]),
+        start=45,
+        block_table=solo.table(120),
+        state_slot=1,
+        sample=True,
+    )
+    plan = StepPlan(kind=P, step=0, sequences=(step,), is_placeholder=False)
+    expected = solo.feed(prompt[45:])
+    for result in ranks.run(plan):
+        assert torch.equal(result.logits[0], expected)
+    for runner in ranks.runners:
+        assert runner.export_image(solo.table(120), 1, 120) == solo.image()
