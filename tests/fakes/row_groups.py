@@ -4,9 +4,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.parallel.dispatch import Dispatched, DispatchHandle, order_local
 from engine.parallel.rows.transitions import Gather, Gathered
 
 BOUND_S = 20.0
@@ -57,6 +59,50 @@ class ThreadGroup:
         met = self._meeting.exchange(self.rank, (operation, rows.clone()))
         assert len({other for other, _ in met}) == 1, [other for other, _ in met]
         return [values for _, values in met]
+
+
+class ThreadDispatcher:
+    """One rank's member of an expert group made of threads.
+
+    `sent` holds the rows of each dispatch that had at least one choice.
+    """
+
+    def __init__(self, group: ThreadGroup) -> None:
+        self.rank = group.rank
+        self.num_ranks = group.size
+        self.sent: list[int] = []
+        self._meeting = group._meeting
+        self._number = 0
+
+    def dispatch(
+        self, rows: Tensor, slot_ids: Tensor, weights: Tensor, slots_per_rank: int
+    ) -> Dispatched:
+        self.sent.append(int((slot_ids >= 0).any(1).sum()))
+        met = self._meeting.exchange(self.rank, (rows.clone(), slot_ids.clone(), weights.clone()))
+        ids = torch.cat([part[1] for part in met]).flatten().to(torch.int32).numpy()
+        entries, slots = order_local(ids, self.rank * slots_per_rank, slots_per_rank)
+        every = torch.from_numpy(entries)
+        self._number += 1
+        # All entries before those of this rank, so that results find back.
+        self._first = sum(part[1].numel() for part in met[: self.rank])
+        self._shape = tuple(slot_ids.shape)
+        return Dispatched(
+            torch.cat([part[0] for part in met])[every // slot_ids.shape[1]],
+            torch.cat([part[2] for part in met]).flatten()[every],
+            torch.from_numpy(slots.astype(np.int64)),
+            DispatchHandle(entries, len(rows), None, self._number),
+        )
+
+    def combine(self, outputs: Tensor, handle: DispatchHandle) -> Tensor:
+        tokens, top_k = self._shape
+        combined = outputs.new_zeros(tokens * top_k, outputs.shape[1])
+        for entries, results in self._meeting.exchange(
+            self.rank, (handle.entries, outputs.clone())
+        ):
+            place = torch.from_numpy(entries) - self._first
+            is_own = (place >= 0) & (place < len(combined))
+            combined[place[is_own]] = results[is_own]
+        return combined.view(tokens, top_k, outputs.shape[1])
 
 
 def run_ranks(
