@@ -122,6 +122,14 @@ class HttpSettings(Settings):
     grace_s: float = setting(1.0, help="seconds a stop waits for its last answers", ge=0)
 
 
+class HandoffSettings(Settings):
+    """From prefill to decode."""
+
+    overlap: bool = setting(
+        True, help="decode reads the blocks of a prompt while its last chunks still compute"
+    )
+
+
 class RoutingSettings(Settings):
     """Placement."""
 
@@ -156,6 +164,7 @@ class BalancerSettings(Settings):
     admission: AdmissionSettings = AdmissionSettings()
     membership: MembershipSettings = MembershipSettings()
     limits: LimitSettings = LimitSettings()
+    handoff: HandoffSettings = HandoffSettings()
     routing: RoutingSettings = RoutingSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()

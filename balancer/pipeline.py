@@ -29,6 +29,7 @@ from balancer.journey.state import Emit, Journey, Limits, Pair
 from balancer.journey.transcript import StreamBroken, Transcript
 from balancer.membership import Member, Membership
 from balancer.remote.peers import (
+    BlocksStored,
     Committed,
     FirstToken,
     LegCall,
@@ -38,6 +39,7 @@ from balancer.remote.peers import (
     Ticket,
     Tokens,
 )
+from balancer.remote.prefetch import ReadAhead
 from balancer.text import IncrementalText
 from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
@@ -75,6 +77,7 @@ class Pipeline:
         cleanups: Runs what a leaving request cannot wait for.
         budget: Retries per minute.
         make_text: A fresh incremental decoder.
+        overlap: Whether decode reads a hand-off while its prompt still computes.
     """
 
     def __init__(
@@ -92,7 +95,9 @@ class Pipeline:
         clock: Clock,
         limits: Limits,
         metrics: Metrics,
+        overlap: bool,
     ) -> None:
+        self._overlap = overlap
         self._running = running
         self._gate = gate
         self._placer = placer
@@ -141,22 +146,27 @@ class Pipeline:
     async def _attempt(self, journey: Journey) -> None:
         """One attempt: a pair with a slot, a prefill, and unless that ended it, a decode."""
         async with self._placer.reserved(journey) as pair:
-            ticket = await self._prefill(journey, pair)
-            self._placer.take_weight_off(journey, pair.prefill)
-            if ticket is not None:
-                with self._dropped_unless_finished(journey, ticket):
-                    await self._decode(journey, pair, ticket)
+            call = journey.prefill_call()
+            with self._read_ahead(journey, pair, call) as ahead:
+                ticket = await self._prefill(journey, pair, call, ahead)
+                self._placer.take_weight_off(journey, pair.prefill)
+                if ticket is not None:
+                    with self._dropped_unless_finished(journey, ticket):
+                        await self._decode(journey, pair, ticket)
 
-    async def _prefill(self, journey: Journey, pair: Pair) -> Ticket | None:
+    async def _prefill(
+        self, journey: Journey, pair: Pair, call: LegCall, ahead: ReadAhead
+    ) -> Ticket | None:
         """Prompt to ticket; the first token is handed out on the way. None: nothing to decode."""
         journey.enter(Leg.PREFILL, pair.prefill)
-        call, timing, transcript = journey.prefill_call(), journey.timing, journey.transcript
+        timing, transcript = journey.timing, journey.transcript
         timing.prefill_member = pair.prefill.member_id
         committed: Committed | None = None
         stream = self._peers.prefill(
             pair.prefill,
             call,
             bypass_prefix=journey.bypass_prefix,
+            report_stored=self._overlap,
             timeout_s=self._remaining_s(journey),
         )
         attempt, is_over = journey.attempt, False
@@ -170,6 +180,8 @@ class Pipeline:
                             if journey.attempt == 1:
                                 prompt_tokens = len(journey.request.token_ids)
                                 journey.cached_tokens = min(event.cached_tokens, prompt_tokens)
+                        case BlocksStored():
+                            ahead.stored(event.num_blocks)
                         case FirstToken():
                             timing.prefill_queue_us = event.queue_us
                             timing.prefill_us = event.compute_us
@@ -185,6 +197,7 @@ class Pipeline:
                             pass
             is_over = True
         finally:
+            ahead.finish()
             if not is_over:
                 self._look_for_ticket(journey, pair.prefill, attempt, committed)
         ticket = committed.ticket if committed is not None else None
@@ -212,6 +225,7 @@ class Pipeline:
                         resumed_at = self._clock.now()
                         timing.fetch_us = event.fetch_us
                         timing.fetched_bytes += event.fetched_bytes
+                        timing.prefetched_bytes += event.prefetched_bytes
                     case Tokens():
                         # The first token of a prefill does not count: each attempt has one.
                         journey.outage.end()
@@ -288,6 +302,24 @@ class Pipeline:
         if newest and journey.retries.try_take_over():
             return self._budget.try_spend(remedy.cause, now)
         return journey.retries.try_spend(journey.leg) and self._budget.try_spend(remedy.cause, now)
+
+    @contextmanager
+    def _read_ahead(self, journey: Journey, pair: Pair, call: LegCall) -> Iterator[ReadAhead]:
+        """Lets decode read what the prefill of this attempt stores; ends with the attempt."""
+        ahead = ReadAhead(
+            lambda: self._peers.prefetch(
+                pair.decode, call, pair.credit_id, timeout_s=self._remaining_s(journey)
+            )
+        )
+        try:
+            yield ahead
+        finally:
+            if ahead.is_open:
+                self._cleanups.spawn("end_prefetch", self._end_prefetch(ahead))
+
+    async def _end_prefetch(self, ahead: ReadAhead) -> None:
+        if failure := await ahead.close():
+            self._metrics.count("disagg_prefetch_total", outcome=failure)
 
     @contextmanager
     def _dropped_unless_finished(self, journey: Journey, ticket: Ticket) -> Iterator[None]:

@@ -256,6 +256,7 @@ def assemble(
         clock=clock,
         limits=limits,
         metrics=metrics,
+        overlap=settings.handoff.overlap,
     )
     return Balancer(
         settings=settings,

@@ -71,6 +71,7 @@ class Timing:
     published_bytes: int = 0
     prefix_bytes: int = 0
     fetched_bytes: int = 0
+    prefetched_bytes: int = 0
     prefill_member: str = ""
     decode_member: str = ""
 

@@ -18,6 +18,7 @@ import grpc.aio
 
 from balancer.journey.request import FinishReason, Logprobs, Sampling
 from balancer.membership import Member
+from balancer.remote.prefetch import GrpcPrefetch, Prefetch
 from disagg.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from runtime.channel import open_channel
 from runtime.errors import Bug, CallerLeft, Reason, Unavailable
@@ -68,10 +69,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksStored:
+    """The first `num_blocks` blocks of the hand-off can be read already."""
+
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Decode has verified the state and runs."""
+    """Decode has verified the state and runs; some bytes it had read ahead."""
 
     fetched_bytes: int
+    prefetched_bytes: int
     fetch_us: int
 
 
@@ -86,7 +95,7 @@ class Tokens:
     finish_reason: FinishReason | None
 
 
-PrefillEvent = Progress | PrefixHit | FirstToken | Committed
+PrefillEvent = Progress | PrefixHit | BlocksStored | FirstToken | Committed
 DecodeEvent = Progress | Resumed | Tokens
 
 
@@ -122,9 +131,21 @@ class Peers(Protocol):
         ...
 
     def prefill(
-        self, member: Member, call: LegCall, *, bypass_prefix: bool, timeout_s: float
+        self,
+        member: Member,
+        call: LegCall,
+        *,
+        bypass_prefix: bool,
+        report_stored: bool,
+        timeout_s: float,
     ) -> AsyncGenerator[PrefillEvent]:
         """Runs a prefill; closing the iterator cancels it."""
+        ...
+
+    def prefetch(
+        self, member: Member, call: LegCall, credit_id: str, *, timeout_s: float
+    ) -> Prefetch:
+        """Lets a decode member read the hand-off of a prefill ahead; raises nothing."""
         ...
 
     def decode(
@@ -158,7 +179,13 @@ class GrpcPeers:
             await self._decode_stub(member).ReleaseSlot(request, timeout=timeout_s)
 
     async def prefill(
-        self, member: Member, call: LegCall, *, bypass_prefix: bool, timeout_s: float
+        self,
+        member: Member,
+        call: LegCall,
+        *,
+        bypass_prefix: bool,
+        report_stored: bool,
+        timeout_s: float,
     ) -> AsyncGenerator[PrefillEvent]:
         """See `Peers.prefill`."""
         request = prefill_pb2.PrefillRequest(
@@ -169,6 +196,7 @@ class GrpcPeers:
             sampling=_sampling_message(call.sampling),
             cache_salt=call.cache_salt,
             bypass_prefix=bypass_prefix,
+            report_stored=report_stored,
         )
         stub = prefill_pb2_grpc.PrefillServiceStub(self._channel(member.address))
         stream = stub.Prefill(request, timeout=timeout_s)
@@ -178,6 +206,19 @@ class GrpcPeers:
                     yield _prefill_event(message)
         finally:
             stream.cancel()
+
+    def prefetch(
+        self, member: Member, call: LegCall, credit_id: str, *, timeout_s: float
+    ) -> Prefetch:
+        """See `Peers.prefetch`."""
+        begin = decode_pb2.PrefetchBegin(
+            request_id=call.request_id,
+            attempt=call.attempt,
+            token_ids=call.token_ids,
+            cache_salt=call.cache_salt,
+            credit_id=credit_id,
+        )
+        return GrpcPrefetch(self._decode_stub(member), begin, timeout_s=timeout_s)
 
     async def decode(
         self, member: Member, call: LegCall, ticket: Ticket, credit_id: str, *, timeout_s: float
@@ -295,6 +336,8 @@ def _prefill_event(message: prefill_pb2.PrefillResponse) -> PrefillEvent:
             return PrefixHit(
                 cached_tokens=hit.cached_tokens, num_bytes=hit.bytes, load_us=hit.load_us
             )
+        case "blocks_stored":
+            return BlocksStored(num_blocks=message.blocks_stored.num_blocks)
         case "first_token":
             first = message.first_token
             return FirstToken(
@@ -326,7 +369,11 @@ def _decode_event(message: decode_pb2.DecodeResponse) -> DecodeEvent:
     match message.WhichOneof("event"):
         case "resumed":
             resumed = message.resumed
-            return Resumed(fetched_bytes=resumed.fetched_bytes, fetch_us=resumed.fetch_us)
+            return Resumed(
+                fetched_bytes=resumed.fetched_bytes,
+                prefetched_bytes=resumed.prefetched_bytes,
+                fetch_us=resumed.fetch_us,
+            )
         case "tokens":
             tokens = message.tokens
             return Tokens(

@@ -88,7 +88,7 @@ class FrontDoor:
                 not (
                     len(self.balancer.running)
                     or self.cleanups.running
-                    or any(member.active for member in self.members)
+                    or any(member.active or member.prefetching for member in self.members)
                 )
             )
         )

@@ -53,6 +53,7 @@ class Script:
         twice: Send every message of decode twice.
         skip: Leave this token number out.
         stale_attempt: Mark the tokens of decode with this attempt.
+        stored: Blocks that prefill reports before its first token, if it is asked to.
     """
 
     error: DisaggError | None = None
@@ -63,6 +64,7 @@ class Script:
     skip: int = 0
     stale_attempt: int = 0
     stop_at: int = 0
+    stored: int = 0
     before: Callable[[], None] | None = None
 
 
@@ -83,6 +85,10 @@ class Member:
     fingerprint: bytes = FINGERPRINT
     address: str = ""
     reached: asyncio.Event = field(default_factory=asyncio.Event)
+    prefetches: list[list[decode_pb2.PrefetchRequest]] = field(default_factory=list)
+    prefetching: int = 0
+    prefetch_error: DisaggError | None = None
+    prefetch_told: asyncio.Event = field(default_factory=asyncio.Event)
     server: grpc.aio.Server | None = None
     sequence: int = 0
 
@@ -175,6 +181,10 @@ class _Prefill(prefill_pb2_grpc.PrefillServiceServicer):
         hit = prefill_pb2.PrefillPrefixHit(cached_tokens=2, bytes=20, load_us=3)
         yield response(prefix_hit=hit)
         yield response(chunk_done=prefill_pb2.PrefillChunkDone(computed_tokens=1))
+        if request.report_stored:
+            for num_blocks in range(1, script.stored + 1):
+                stored = prefill_pb2.PrefillBlocksStored(num_blocks=num_blocks)
+                yield response(blocks_stored=stored)
         prompt = list(request.token_ids)[: len(request.token_ids) - request.num_generated]
         number = request.num_generated + 1
         token_id = token_of(prompt, number)
@@ -234,6 +244,27 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         self._member.credits.discard(request.credit_id)
         return decode_pb2.ReleaseSlotResponse(found=found)
 
+    async def Prefetch(
+        self,
+        request: AsyncIterator[decode_pb2.PrefetchRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> decode_pb2.PrefetchResponse:
+        member = self._member
+        said: list[decode_pb2.PrefetchRequest] = []
+        member.prefetches.append(said)
+        member.prefetching += 1
+        try:
+            async for message in request:
+                said.append(message)
+                if member.prefetch_error is not None:
+                    await context.abort_with_status(to_status(member.prefetch_error))
+            member.prefetch_told.set()
+            # A real one answers once Decode took what was read.
+            await asyncio.Event().wait()
+        finally:
+            member.prefetching -= 1
+        return decode_pb2.PrefetchResponse()
+
     async def Decode(
         self, request: decode_pb2.DecodeRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
@@ -260,7 +291,11 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
         if disturbed and script.after_tokens == 0 and await disturb(script, self._member, context):
             return
         yield decode_pb2.DecodeResponse(
-            resumed=decode_pb2.DecodeResumed(fetched_bytes=100, fetch_us=11)
+            resumed=decode_pb2.DecodeResumed(
+                fetched_bytes=100,
+                prefetched_bytes=40 * len(self._member.prefetches),
+                fetch_us=11,
+            )
         )
         generated = request.num_generated
         prompt = list(request.token_ids)[: len(request.token_ids) - generated]

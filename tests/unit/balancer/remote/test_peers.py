@@ -54,7 +54,7 @@ async def test_both_legs_carry_everything_and_come_back_as_our_types() -> None:
         credit = await peers.reserve(decode, "r", 9, timeout_s=5)
         assert credit in d0.credits
         prefill_stream = peers.prefill(
-            target(p0, Role.PREFILL), CALL, bypass_prefix=True, timeout_s=5
+            target(p0, Role.PREFILL), CALL, bypass_prefix=True, report_stored=True, timeout_s=5
         )
         events = [event async for event in prefill_stream]
         [first] = [event for event in events if isinstance(event, FirstToken)]
@@ -133,7 +133,9 @@ async def test_leaving_an_iteration_cancels_the_call() -> None:
     await p0.start()
     try:
         p0.scripts.append(fakes.Script(hang=True))
-        stream = peers.prefill(target(p0, Role.PREFILL), CALL, bypass_prefix=False, timeout_s=5)
+        stream = peers.prefill(
+            target(p0, Role.PREFILL), CALL, bypass_prefix=False, report_stored=False, timeout_s=5
+        )
         async with aclosing(stream) as events:
             await anext(events)
             await p0.reached.wait()

@@ -1,0 +1,123 @@
+"""The prefetch call: what it says, that it coalesces, and that its end is told and never raised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from balancer.journey.request import Sampling
+from balancer.membership import Role
+from balancer.remote.peers import GrpcPeers, LegCall
+from balancer.remote.prefetch import Prefetch, ReadAhead
+from runtime.errors import InvalidRequest
+from tests.fakes import members as fakes
+from tests.fakes.memberships import member
+
+CALL = LegCall(
+    request_id="r",
+    attempt=2,
+    token_ids=(5, 6, 7),
+    num_generated=1,
+    sampling=Sampling(seed=1, max_tokens=4),
+    cache_salt="tenant",
+)
+
+
+@asynccontextmanager
+async def opened(fake: fakes.Member) -> AsyncIterator[Prefetch]:
+    peers = GrpcPeers()
+    await fake.start()
+    try:
+        target = member(fake.member_id, Role.DECODE, address=fake.address)
+        async with asyncio.timeout(10):
+            yield peers.prefetch(target, CALL, "c1", timeout_s=5)
+    finally:
+        await peers.close()
+        await fake.stop()
+
+
+async def test_it_says_whose_hand_off_it_is_and_how_far_it_has_come() -> None:
+    fake = fakes.decode_member()
+    async with opened(fake) as prefetch:
+        prefetch.stored(1)
+        prefetch.stored(3)
+        prefetch.stored(2)
+        prefetch.finish()
+        await fake.prefetch_told.wait()
+        [(begin, *counts)] = fake.prefetches
+        assert list(begin.begin.token_ids) == [5, 6, 7]
+        assert (begin.begin.request_id, begin.begin.attempt) == ("r", 2)
+        assert (begin.begin.cache_salt, begin.begin.credit_id) == ("tenant", "c1")
+        assert [message.stored.num_blocks for message in counts] == [3], "only the newest counts"
+        assert await prefetch.close() == ""
+
+
+async def test_closing_cancels_it_over_there() -> None:
+    fake = fakes.decode_member()
+    async with opened(fake) as prefetch:
+        prefetch.stored(1)
+        prefetch.finish()
+        await fake.prefetch_told.wait()
+        assert await prefetch.close() == ""
+        while fake.prefetching:  # noqa: ASYNC110  # the member has no event for its end
+            await asyncio.sleep(0.001)
+
+
+async def test_why_it_failed_is_told_as_a_label() -> None:
+    fake = fakes.decode_member()
+    fake.prefetch_error = InvalidRequest("no such credit")
+    async with opened(fake) as prefetch:
+        while not prefetch._call.done():  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert await prefetch.close() == "bad_request"
+
+
+async def test_a_member_that_is_gone_is_told_too() -> None:
+    fake = fakes.decode_member()
+    async with opened(fake) as prefetch:
+        prefetch.stored(1)
+        prefetch.finish()
+        await fake.prefetch_told.wait()
+        await fake.stop()
+        while not prefetch._call.done():  # type: ignore[attr-defined]  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert await prefetch.close() in ("peer_gone", "caller_left")
+
+
+class Recorded:
+    """A prefetch that only remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def stored(self, num_blocks: int) -> None:
+        self.said.append(num_blocks)
+
+    def finish(self) -> None:
+        self.said.append("finish")
+
+    async def close(self) -> str:
+        self.said.append("close")
+        return "why"
+
+
+async def test_the_call_is_made_when_there_is_something_to_read() -> None:
+    made: list[Recorded] = []
+
+    def open_call() -> Recorded:
+        made.append(Recorded())
+        return made[-1]
+
+    ahead = ReadAhead(open_call)
+    ahead.finish()
+    assert not ahead.is_open
+    assert await ahead.close() == ""
+    assert made == []
+    ahead.stored(2)
+    ahead.stored(5)
+    ahead.finish()
+    assert ahead.is_open
+    assert await ahead.close() == "why"
+    assert await ahead.close() == ""
+    assert [call.said for call in made] == [[2, 5, "finish", "close"]]
