@@ -7,6 +7,9 @@ import torch
 
 from engine.model.attention import Attention
 from engine.model.layers import StepCarry
+from engine.parallel.errors import LayoutError
+from engine.parallel.rank_groups import LoneGroup, RankGroups
+from engine.parallel.rows.modes import Path
 from tests.fakes.models import GOLDEN
 from tests.fakes.naive_v4 import NaiveV4
 from tests.fakes.steps import Bench
@@ -23,7 +26,12 @@ def expected(layer: int) -> torch.Tensor:
 
 
 def run(
-    layer: int, x: torch.Tensor, chunk: int, *, quantisers: bool = False
+    layer: int,
+    x: torch.Tensor,
+    chunk: int,
+    *,
+    quantisers: bool = False,
+    groups: RankGroups | None = None,
 ) -> tuple[torch.Tensor, Bench]:
     bench = Bench(HCA8)
     attention = Attention(
@@ -34,6 +42,7 @@ def run(
         bench.layout,
         bench.ops,
         quantisers=quantisers,
+        groups=groups,
     )
     found = [
         attention(step.rows(x), step.inputs, bench.pool, StepCarry())[: step.end - step.begin]
@@ -86,3 +95,30 @@ def test_a_window_ends_where_it_should() -> None:
     other[10] += 1.0
     changed = (run(0, x, 512)[0] != run(0, other, 512)[0]).any(1)
     assert changed.nonzero()[:, 0].tolist() == list(range(10, 26))
+
+
+def head_group(rank: int, size: int) -> RankGroups:
+    group = LoneGroup("attn_tp")
+    group.rank, group.size = rank, size
+    return RankGroups(attn_tp=group, path=Path.B)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_addends_of_ranks_that_share_heads_are_the_whole(kind: str, size: int) -> None:
+    layer, x = LAYERS[kind], normal(COUNT, 64)
+    whole, whole_bench = run(layer, x, 512)
+    runs = [run(layer, x, 512, groups=head_group(rank, size)) for rank in range(size)]
+    addends = torch.stack([addend for addend, _ in runs])
+    assert distance(addends.sum(0), whole) < 1e-5
+    assert all(distance(addend, whole) > 1e-2 for addend in addends)
+    # The KV is every rank's own, bit by bit.
+    table = whole_bench.table(COUNT)
+    image = whole_bench.pool.export_image(table, 2, COUNT)
+    assert all(bench.pool.export_image(table, 2, COUNT) == image for _, bench in runs)
+
+
+def test_heads_that_cut_an_output_group_are_refused() -> None:
+    """Eight heads in four groups."""
+    with pytest.raises(LayoutError, match="attn_tp 8 does not divide both the 8 heads and the 4"):
+        run(0, normal(1, 64), 1, groups=head_group(0, 8))
