@@ -30,7 +30,7 @@ from engine.handoff import KvLayout
 from engine.kv_pool import KvPool
 from engine.model.config import LayerKind
 from engine.model.rotary import RotaryTables
-from engine.plan import StepPlan
+from engine.plan import StepKind, StepPlan
 from engine.step_rows import (
     IntArray,
     StepRows,
@@ -163,7 +163,8 @@ class InputBuilder:
     Args:
         layout, pool, rotary: of this rank.
         row_multiple: Row counts are multiples of it.
-        cp, cp_rank: Ranks that share the rows of a step, and which of them this is.
+        cp, cp_rank: Ranks that share the rows of prefill steps, and which of them this is.
+        cuts_decode: Whether they share those of decode steps, too.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class InputBuilder:
         row_multiple: int,
         cp: int = 1,
         cp_rank: int = 0,
+        cuts_decode: bool = False,
     ) -> None:
         self._layout = layout
         self._pool = pool
@@ -182,14 +184,19 @@ class InputBuilder:
         self._row_multiple = row_multiple
         self._cp = cp
         self._cp_rank = cp_rank
+        self._cuts_decode = cuts_decode
         self._window = layout.config.sliding_window
         self._window_columns = round_up(self._window, SINK_COLUMNS)
         self._kinds = {layer.ratio: layer.kind for layer in layout.config.layers if layer.owns_kv}
 
+    def cuts(self, kind: StepKind) -> bool:
+        """Whether each context rank computes its own rows of such a step, not all of them."""
+        return self._cp > 1 and (kind is StepKind.PREFILL or self._cuts_decode)
+
     def build(self, plan: StepPlan) -> StepInputs:
         """Returns the tensors of a plan; a placeholder plan gives padding rows only."""
         step = StepRows.of(plan)
-        if self._cp > 1:
+        if self.cuts(plan.kind):
             here = cut_rows(step, self._cp, self._cp_rank, self._row_multiple)
         else:
             here = all_rows(step, self._row_multiple)

@@ -12,6 +12,7 @@ from engine.input_batch import InputBuilder
 from engine.kv_pool import KvPool
 from engine.model.decoder import Decoder
 from engine.model.rotary import RotaryTables
+from engine.parallel.rows.modes import Path
 from engine.plan import StepPlan, StepResult
 
 
@@ -30,6 +31,8 @@ class ModelRunner:
             row_multiple=row_multiple,
             cp=model.groups.cp.size,
             cp_rank=model.groups.cp.rank,
+            # Path B cuts rows over other ranks, so context ranks must not all bring the same.
+            cuts_decode=model.groups.path is Path.B,
         )
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -41,7 +44,7 @@ class ModelRunner:
             )
         with torch.inference_mode():
             if plan.num_tokens == 0:
-                self._model.serve()
+                self._model.serve(is_cut=self._inputs.cuts(plan.kind))
                 return StepResult(logits=torch.empty(0, self._model.config.vocab_size))
             inputs = self._inputs.build(plan)
             return StepResult(logits=self._model(inputs, self._pool))

@@ -181,7 +181,7 @@ class Attention:
         pool.rows.index_copy_(0, inputs.window_target + window_at, kept)
 
     def serve(self) -> None:
-        """Takes part in a step without rows: the gathers, nothing else."""
+        """Takes part in a step without rows that context ranks share: the gathers, nothing else."""
         _, width, raw, _ = self._splits
         if self._compressor is not None:
             serve_restore(self._groups.cp, raw)

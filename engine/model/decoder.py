@@ -117,9 +117,10 @@ class DecoderLayer:
         """Changes which experts this rank holds; between two steps."""
         self._experts.adopt(placement)
 
-    def serve(self, step: ExpertRows) -> None:
+    def serve(self, step: ExpertRows, *, is_cut: bool) -> None:
         """Takes part in every collective of the layer, without rows."""
-        self._attention.serve()
+        if is_cut:
+            self._attention.serve()
         self._all_heads(torch.empty(0, self._hidden), step)
         self._experts.serve(step)
 
@@ -211,14 +212,16 @@ class Decoder:
             ValueError: path A without agreed rows, or with others than this rank has.
             TagError: a sum over ranks was left out, or taken twice.
         """
-        step = self._expert_rows(inputs.token_ids, inputs.num_tokens, agreed)
+        is_cut = inputs.reverse is not None
+        step = self._expert_rows(inputs.token_ids, inputs.num_tokens, agreed, is_cut=is_cut)
         embedded = self._embedding.index_select(0, inputs.token_ids)
         streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         carry = StepCarry()
         for layer in self._layers:
             streams = layer(streams, inputs, pool, carry, step)
         if inputs.num_samples == 0:
-            serve_restore(self.groups.cp, self.config.hidden_size)
+            if is_cut:
+                serve_restore(self.groups.cp, self.config.hidden_size)
             return embedded.new_empty(0, self.config.vocab_size)
         hidden = self._collapse(streams.index_select(0, inputs.sample_rows))
         hidden = self._ops.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
@@ -235,16 +238,27 @@ class Decoder:
         for layer, placement in zip(self._layers, placements, strict=True):
             layer.adopt(placement)
 
-    def serve(self, agreed: AgreedRows | None = None) -> None:
-        """Takes part in a step of the peers without rows: every collective, nothing else."""
-        step = self._expert_rows(torch.empty(0, dtype=torch.int64), 0, agreed)
+    def serve(self, agreed: AgreedRows | None = None, *, is_cut: bool = False) -> None:
+        """Takes part in a step of the peers without rows: every collective, nothing else.
+
+        Args:
+            agreed: As of a step with rows.
+            is_cut: Whether context ranks share the rows of steps of this kind.
+        """
+        step = self._expert_rows(torch.empty(0, dtype=torch.int64), 0, agreed, is_cut=is_cut)
         for layer in self._layers:
-            layer.serve(step)
-        serve_restore(self.groups.cp, self.config.hidden_size)
+            layer.serve(step, is_cut=is_cut)
+        if is_cut:
+            serve_restore(self.groups.cp, self.config.hidden_size)
 
     def _expert_rows(
-        self, token_ids: torch.Tensor, num_tokens: int, agreed: AgreedRows | None
+        self, token_ids: torch.Tensor, num_tokens: int, agreed: AgreedRows | None, *, is_cut: bool
     ) -> ExpertRows:
         return expert_rows(
-            token_ids, num_tokens, self.groups, agreed, row_multiple=self._row_multiple
+            token_ids,
+            num_tokens,
+            self.groups,
+            agreed,
+            row_multiple=self._row_multiple,
+            is_cut=is_cut,
         )

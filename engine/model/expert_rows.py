@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.parallel.rank_groups import RankGroups
 from engine.parallel.rows import RowSet, TaggedRows, ValueState
 from engine.parallel.rows.modes import AgreedRows, Combine, Path, choose_combine
-from engine.parallel.rows.transitions import cut, gather_replicated
+from engine.parallel.rows.transitions import RowGroup, cut, gather_replicated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,6 +27,8 @@ class ExpertRows:
         token_ids: [rows] int64 of the rows this rank routes, padded with 0 at the tail: its own,
             its chunk of them, or those of all groups.
         is_real: [rows] bool, where padding stands between gathered rows; None if nowhere.
+        inner: the ranks that hold the same rows, over which they are cut before they are
+            dispatched; None where rows are dispatched as they stand here, or not at all.
         agreed, combine: of path A.
     """
 
@@ -34,6 +36,7 @@ class ExpertRows:
     own: RowSet
     token_ids: Tensor
     is_real: Tensor | None = None
+    inner: RowGroup | None = None
     agreed: AgreedRows | None = None
     combine: Combine = Combine.ALL_REDUCE
 
@@ -45,8 +48,12 @@ def expert_rows(
     agreed: AgreedRows | None,
     *,
     row_multiple: int,
+    is_cut: bool = False,
 ) -> ExpertRows:
     """Prepares a step; on path A a collective of the domain, also without rows.
+
+    Context ranks that all have the rows of a step cut them as path B does, so that each row is
+    dispatched once.
 
     Args:
         token_ids: [rows] int64 of this rank's rows, padding at the tail.
@@ -54,6 +61,7 @@ def expert_rows(
         groups: of this rank.
         agreed: rows of all attention groups; path A cannot do without.
         row_multiple: row counts are multiples of it.
+        is_cut: each context rank has its own rows of the step.
 
     Raises:
         ValueError: path A without agreed rows, or with others than this rank has.
@@ -61,14 +69,17 @@ def expert_rows(
     if groups.path is Path.A:
         return _of_all_groups(token_ids[:num_tokens], groups, agreed, row_multiple)
     own = RowSet.own((num_tokens,), 0)
+    inner = None
     if groups.path is Path.B:
+        inner = groups.attn_tp
+    elif groups.path is Path.DIRECT and groups.cp.size > 1 and not is_cut:
+        inner = groups.cp
+    if inner is not None:
         ids = TaggedRows(
-            values=token_ids[:num_tokens],
-            rows=own,
-            states={groups.attn_tp.name: ValueState.REP},
+            values=token_ids[:num_tokens], rows=own, states={inner.name: ValueState.REP}
         )
-        token_ids = pad_rows(cut(ids, groups.attn_tp).values, row_multiple)
-    return ExpertRows(num_tokens=num_tokens, own=own, token_ids=token_ids)
+        token_ids = pad_rows(cut(ids, inner).values, row_multiple)
+    return ExpertRows(num_tokens=num_tokens, own=own, token_ids=token_ids, inner=inner)
 
 
 def pad_rows(rows: Tensor, multiple: int) -> Tensor:

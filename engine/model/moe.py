@@ -97,12 +97,12 @@ class MixtureOfExperts:
             TagError: a sum was left out, or taken twice.
         """
         groups = self._groups
-        if groups.path is Path.DIRECT:
+        if groups.path is Path.DIRECT and step.inner is None:
             return self._dispatched(x, step.token_ids, step.num_tokens)
         own = TaggedRows(
             values=x[: step.num_tokens],
             rows=step.own,
-            states={groups.attn_tp.name: ValueState.REP},
+            states={group.name: ValueState.REP for group in (groups.attn_tp, groups.cp)},
         )
         result = finished(self._along_path(own, step), groups.attn_tp, groups.domain)
         return torch.cat([result, x.new_zeros(len(x) - len(result), x.shape[1])])
@@ -122,8 +122,8 @@ class MixtureOfExperts:
             del rows  # The step knows them.
             return self._addends(values, step)
 
-        if groups.path is Path.B:
-            return cut_and_join(own, groups.attn_tp, chunk)
+        if step.inner is not None:
+            return cut_and_join(own, step.inner, chunk)
         if groups.path is Path.PLAIN:
             return share_and_sum(own, groups.domain, share, shared=self._shared)
         assert step.agreed is not None

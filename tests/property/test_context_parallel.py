@@ -142,24 +142,24 @@ def test_every_row_is_dispatched_once_and_padding_never() -> None:
 
 
 @pytest.mark.medium
-def test_a_placeholder_makes_the_collectives_of_its_kind_without_rows() -> None:
-    ranks = check(HCA8, 2, [(P, [40, 0, 0])])
-    rows = [
-        ranks.runners[0].export_image((1, 4), 1, 40),
-        ranks.runners[1].export_image((1, 4), 1, 40),
-    ]
-    prefill = [operation for operation, _ in ranks.logs[0]]
+@pytest.mark.parametrize("kind", [P, D])
+def test_a_placeholder_makes_the_collectives_of_its_kind_without_rows(kind: StepKind) -> None:
+    ranks = check(HCA8, 2, [(P, [40, 0, 0]), (kind, [1, 0, 0])])
+    images = [runner.export_image((1, 4), 1, 41) for runner in ranks.runners]
     layers = ranks.layout.config.layers
-    sources = sum(layer.owns_kv for layer in layers)
-    assert prefill == ["all_gather"] * (len(layers) + sources + 1)
+    expected = len(layers)
+    if kind is P:
+        # Windows, raw rows where KV is compressed, and what is sampled.
+        expected += sum(layer.owns_kv for layer in layers) + 1
+    assert [operation for operation, _ in ranks.logs[0]] == ["all_gather"] * expected
     for dispatcher in ranks.dispatchers:
         dispatcher.rows.clear()
-    results = ranks.run(placeholder_plan(P, 7))
+    results = ranks.run(placeholder_plan(kind, 7))
     assert [result.logits.shape[0] for result in results] == [0, 0]
     for log, dispatcher in zip(ranks.logs, ranks.dispatchers, strict=True):
-        assert log == [(operation, 0) for operation in prefill]
+        assert log == [("all_gather", 0)] * expected
         assert [len(sent) for sent in dispatcher.rows] == [0] * len(layers)
-    assert [runner.export_image((1, 4), 1, 40) for runner in ranks.runners] == rows
+    assert [runner.export_image((1, 4), 1, 41) for runner in ranks.runners] == images
 
 
 @pytest.mark.medium

@@ -205,3 +205,19 @@ def test_a_placeholder_is_padding_alone() -> None:
     assert (inputs.num_tokens, inputs.num_rows, inputs.num_samples) == (0, 8, 0)
     assert inputs.reverse is not None
     assert inputs.reverse.numel() == 0
+
+
+def test_decode_steps_are_cut_only_where_asked() -> None:
+    plan = plan_of([(1, 20), (1, 9), (1, 4)])
+    decode = dataclasses.replace(plan, kind=StepKind.DECODE)
+    assert builder(2, 0).cuts(StepKind.PREFILL)
+    assert not builder(2, 0).cuts(StepKind.DECODE)
+    assert not builder(1, 0).cuts(StepKind.PREFILL)
+    assert builder(2, 0).build(plan).num_tokens == 2
+    whole = builder(2, 0).build(decode)
+    assert (whole.num_tokens, whole.reverse, whole.sample_reverse) == (3, None, None)
+    always = InputBuilder(
+        LAYOUT, POOL, RotaryTables(LAYOUT.config), row_multiple=8, cp=2, cuts_decode=True
+    )
+    assert always.cuts(StepKind.DECODE)
+    assert always.build(decode).num_tokens == 2

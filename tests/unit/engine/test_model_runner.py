@@ -129,7 +129,7 @@ def test_a_placeholder_performs_the_collectives_of_a_step_and_nothing_else(
             return self._inner.combine(*rest)
 
     for layer in layers:
-        experts = layer._experts
+        experts = layer._experts._routed
         monkeypatch.setattr(experts, "_dispatcher", Counting(experts._dispatcher))
     solo.feed([5, 6, 7])
     assert calls == [3] * len(layers)

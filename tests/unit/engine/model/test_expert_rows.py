@@ -46,6 +46,20 @@ def test_a_chunk_takes_the_ids_of_its_rows() -> None:
     assert run_ranks({"attn_tp": [[0, 1]]}, 2, work) == [[1, 2, 3, 0], [4, 5, 0, 0]]
 
 
+def test_context_ranks_cut_the_rows_they_all_have() -> None:
+    ids = torch.tensor([1, 2, 3, 4, 5, 0, 0, 0])
+
+    def work(rank, cp):
+        groups = RankGroups(cp=cp)
+        whole = expert_rows(ids, 5, groups, None, row_multiple=4)
+        own = expert_rows(ids, 5, groups, None, row_multiple=4, is_cut=True)
+        assert (whole.inner, own.inner) == (cp, None)
+        assert own.token_ids is ids
+        return whole.token_ids.tolist()
+
+    assert run_ranks({"cp": [[0, 1]]}, 2, work) == [[1, 2, 3, 0], [4, 5, 0, 0]]
+
+
 def test_ids_are_gathered_by_sum() -> None:
     for step in gathered((3, 1), has_extend=True):
         assert step.token_ids.tolist() == [11, 12, 13, 21, 0, 0, 0, 0]
