@@ -22,16 +22,17 @@ WorkStarter = Callable[[], dist.Work]
 
 
 class GlooChannel:
-    """One gloo process group over all ranks of a group, for one purpose. One thread.
+    """One gloo process group over the members of a group, for one purpose. One thread.
 
     Args:
         descriptor: the rendezvous file.
-        segment: the group's segment, where call numbers are kept.
+        segment: the world's segment, where call numbers are kept.
         channel: "experts" or "vote".
-        rank: this rank.
+        rank: this rank of the world; in the channel it is `self.rank`.
         group: name of the group, for messages.
         timeout_s: bound of every collective; `start_timeout_s` that of the first.
         progress: for messages.
+        members: ranks of the group, `rank` among them; None is all.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class GlooChannel:
         timeout_s: float,
         start_timeout_s: float,
         progress: Progress,
+        members: Sequence[int] | None = None,
     ) -> None:
-        """Connects all ranks and warms the group; a collective."""
-        self.rank = rank
-        self.num_ranks = segment.num_ranks
+        """Connects the members and warms the group; a collective."""
+        self._members = tuple(range(segment.num_ranks) if members is None else members)
+        self.rank = self._members.index(rank)
+        self.num_ranks = len(self._members)
         self.number = 0
         self._segment = segment
         self._words = segment.words(channel)
@@ -60,8 +63,9 @@ class GlooChannel:
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=self._timeout_s)
-        store = FileStore(f"/proc/self/fd/{descriptor}", self.num_ranks)
-        self._process_group = gloo(PrefixStore(channel, store), rank, self.num_ranks, options)
+        store = FileStore(f"/proc/self/fd/{descriptor}", segment.num_ranks)
+        prefix = PrefixStore(f"{channel}/{self._members[0]}", store)
+        self._process_group = gloo(prefix, self.rank, self.num_ranks, options)
         self.all_reduce_max(torch.zeros(1, dtype=torch.int64), "start")
         self._timeout_s = timeout_s
         self._process_group._set_default_timeout(timedelta(seconds=timeout_s))
@@ -96,7 +100,7 @@ class GlooChannel:
 
     def _run(self, kind: str, start: WorkStarter) -> None:
         self.number += 1
-        self._words[self.rank] = self.number
+        self._words[self._members[self.rank]] = self.number
         try:
             start().wait()
         except RuntimeError as error:
@@ -104,7 +108,7 @@ class GlooChannel:
                 error,
                 segment=self._segment,
                 words=self._words,
-                members=range(self.num_ranks),
+                members=self._members,
                 number=self.number,
                 kind=kind,
                 group=self._group_name,

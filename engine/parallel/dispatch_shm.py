@@ -29,13 +29,13 @@ from engine.parallel.dispatch import (
     check_ids,
     order_local,
 )
-from engine.parallel.shared_memory import Exchange, Segment
+from engine.parallel.exchange import Exchange
 
 _ALIGN = 4096
 
 
-def body_bytes(shape: DispatchShape, num_ranks: int) -> int:
-    """Bytes the areas take behind the segment's header."""
+def area_bytes(shape: DispatchShape, num_ranks: int) -> int:
+    """Bytes the areas of a group take in the segment's body."""
     return sum(_area_sizes(shape, num_ranks))
 
 
@@ -43,41 +43,33 @@ class SharedMemoryDispatcher:
     """Dispatch between ranks that map one segment.
 
     Args:
-        segment: the group's memory; its body is mapped here.
+        memory: the group's `area_bytes`, in the body of the segment.
         exchange: this rank's "experts" channel.
-        rank: this rank.
         shape: sizes, equal on all ranks (checked when the ports are opened).
     """
 
-    def __init__(
-        self, segment: Segment, exchange: Exchange, rank: int, shape: DispatchShape
-    ) -> None:
-        """Maps the areas and clears this rank's ids. A barrier must follow before first use."""
-        ranks, tokens, top_k, hidden = (
-            segment.num_ranks,
-            shape.max_tokens,
-            shape.top_k,
-            shape.hidden,
-        )
+    def __init__(self, memory: memoryview, exchange: Exchange, shape: DispatchShape) -> None:
+        """Clears this rank's ids. A barrier must follow before first use."""
+        rank, ranks = exchange.rank, exchange.size
+        tokens, top_k, hidden = shape.max_tokens, shape.top_k, shape.hidden
         self._rank = rank
         self._num_ranks = ranks
         self._shape = shape
         self._exchange = exchange
         self._turns = DispatchTurns()
         self._num_written = 0
-        body = segment.map_body(body_bytes(shape, ranks))
         starts = np.cumsum([0, *_area_sizes(shape, ranks)]).tolist()
         counts, ids, weights, rows, results, _ = starts
-        self._counts = np.frombuffer(body, np.int32, ranks, counts)
-        self._ids = np.frombuffer(body, np.int32, ranks * tokens * top_k, ids).reshape(
+        self._counts = np.frombuffer(memory, np.int32, ranks, counts)
+        self._ids = np.frombuffer(memory, np.int32, ranks * tokens * top_k, ids).reshape(
             ranks, tokens, top_k
         )
-        self._weights = np.frombuffer(body, np.float32, ranks * tokens * top_k, weights)
-        self._rows = np.frombuffer(body, np.float32, ranks * tokens * hidden, rows).reshape(
+        self._weights = np.frombuffer(memory, np.float32, ranks * tokens * top_k, weights)
+        self._rows = np.frombuffer(memory, np.float32, ranks * tokens * hidden, rows).reshape(
             ranks * tokens, hidden
         )
         self._results = np.frombuffer(
-            body, np.float32, ranks * tokens * top_k * hidden, results
+            memory, np.float32, ranks * tokens * top_k * hidden, results
         ).reshape(ranks * tokens * top_k, hidden)
         self._own_ids = self._ids[rank]
         self._own_weights = self._weights.reshape(ranks, tokens, top_k)[rank]

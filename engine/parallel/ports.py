@@ -1,26 +1,48 @@
-"""Opening the ports of one rank: dispatcher, vote and doorbell, by the backend's name.
+"""Opening the ports of one rank, by the backend's name: dispatcher, vote, row groups, plans.
 
-Opening is a collective: it returns when every rank of the group has opened with the same sizes.
-`Ports.ready` is another one, for when the rank has loaded its model.
+Opening is a collective: it returns when every rank of the world has opened with the same sizes and
+the same layout, and every channel that carries rows has run once. `Ports.ready` is another one,
+for when the rank has loaded its model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine.parallel.areas import AreaPlan
 from engine.parallel.channels import GlooChannel
 from engine.parallel.dispatch import Dispatcher, DispatchShape, LocalDispatcher
 from engine.parallel.dispatch_gloo import GlooDispatcher
-from engine.parallel.dispatch_shm import SharedMemoryDispatcher
-from engine.parallel.errors import GeometryMismatch
-from engine.parallel.ledger.record import Ledger, RecordingDispatcher, RecordingVote
+from engine.parallel.dispatch_shm import SharedMemoryDispatcher, area_bytes
+from engine.parallel.errors import LayoutError
+from engine.parallel.layout import Channel, Family, Layout, RunLayout, data_parallel
+from engine.parallel.ledger.record import (
+    Ledger,
+    RecordingDispatcher,
+    RecordingRowGroup,
+    RecordingVote,
+)
 from engine.parallel.lockstep import VotePort
-from engine.parallel.shared_memory import Exchange, Progress, Segment
+from engine.parallel.plans.queue import PlanQueue, queue_area_bytes
+from engine.parallel.rank_groups import LoneGroup, RankGroups
+from engine.parallel.rows.gloo_group import GlooRowGroup
+from engine.parallel.rows.modes import choose_path
+from engine.parallel.rows.shm_group import SharedMemoryRowGroup, row_area_bytes
+from engine.parallel.rows.transitions import RowGroup
+from engine.parallel.shared_memory import Progress
 from engine.parallel.votes import Doorbell, GlooVote, LocalVote, SharedMemoryVote
 from engine.parallel.worker import RankContext
+from engine.parallel.world import World
 
 __all__ = ["Ports", "RankContext", "open_ports"]
+
+# Purposes of the channels that carry rows, and the families of their groups.
+_ROW_CHANNELS = {
+    "sequence": Family.CP,
+    "attention": Family.ATTN_TP,
+    "domain": Family.DOMAIN,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,168 +51,222 @@ class Ports:
 
     Args:
         dispatcher: expert dispatch and combine.
-        vote: step agreement, and the doorbell behind `vote.ring` and `vote.wait_for_work`.
+        vote: step agreement, and the doorbell behind `vote.ring` and `vote.wait_for_work`; None on
+            followers, for whom their leader votes.
         progress: what the rank is doing, for error messages; the step loop sets `step_kind`.
-        ledger: the collectives of the rank; stays empty in a group of one, which has none.
+        ledger: the collectives of the rank; stays empty in a world of one, which has none.
+        run: layout of the world.
+        groups: who shares rows with this rank inside a step.
+        plans: from the leader of an engine of several ranks to the others; None where each rank is
+            an engine.
         ready: waits until every rank called it, with the start timeout: a rank calls it when it is
             done loading, so that no peer meets it loading inside a step. Once.
-        abort: marks the group as lost because of this rank, so that no peer waits for it.
+        abort: marks the world as lost because of this rank, so that no peer waits for it.
         close: lets go of the segment. Twice is harmless.
     """
 
     dispatcher: Dispatcher
-    vote: VotePort
+    vote: VotePort | None
     progress: Progress
     ledger: Ledger
+    run: RunLayout
+    groups: RankGroups = field(default_factory=RankGroups)
+    plans: PlanQueue | None = None
     ready: Callable[[], None]
     abort: Callable[[], None]
     close: Callable[[], None]
 
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank schedules for its engine."""
+        return self.plans is None or self.plans.is_leader
 
-def open_ports(context: RankContext, *, hidden: int, top_k: int, max_tokens: int) -> Ports:
-    """Opens the ports of this rank; a collective of the group.
+
+def open_ports(
+    context: RankContext,
+    *,
+    hidden: int,
+    top_k: int,
+    max_tokens: int,
+    run: RunLayout | None = None,
+) -> Ports:
+    """Opens the ports of this rank; a collective of the world.
 
     Args:
-        context: from `run_group`, or `RankContext()` for a group of one rank.
+        context: from `run_group`, or `RankContext()` for a world of one rank.
         hidden: H, numbers per row.
         top_k: K, choices per row.
         max_tokens: most rows a rank ever dispatches in one step; memory is reserved (not
-            touched) for num_ranks * max_tokens * (top_k + 1) rows.
+            touched) for ep * max_tokens * (top_k + 1) rows in each expert group.
+        run: layout of the world, equal on all ranks; None is an engine on every rank, all of which
+            share the experts.
 
     Raises:
-        GeometryMismatch: another rank opened with other sizes.
+        GeometryMismatch: another rank opened with other sizes or another layout.
         GroupError: another rank is late or lost.
+        LayoutError: the layout cannot exist, or is of another number of ranks.
         ValueError: unknown backend, or a size below 1.
     """
     shape = DispatchShape(hidden=hidden, top_k=top_k, max_tokens=max_tokens)
-    if context.num_ranks == 1:
-        return _open_local(context, shape)
+    run = run or data_parallel(context.num_ranks)
+    if context.num_ranks == 1 and run.layout.world_size == 1:
+        return _open_local(shape, run)
     if context.backend not in _BACKENDS:
         raise ValueError(
             f"backend {context.backend!r} is unknown for {context.num_ranks} ranks; "
             f"known: {', '.join(sorted(_BACKENDS))}"
         )
-    return _BACKENDS[context.backend](context, shape)
+    if not run.layout.is_dp_family_sufficient:
+        raise LayoutError(
+            [("V2", f"the {run.layout.lockstep_block} ranks that step together do not fit {run}")]
+        )
+    world = World(context, run, shape)
+    world.map_areas(_areas(run.layout, shape, has_domain=not run.all_to_all))
+    return _open(world, shape, _BACKENDS[context.backend])
 
 
-def _open_local(context: RankContext, shape: DispatchShape) -> Ports:
-    del context
+def _open_local(shape: DispatchShape, run: RunLayout) -> Ports:
     progress = Progress()
     return Ports(
         dispatcher=LocalDispatcher(shape),
         vote=LocalVote(progress),
         progress=progress,
         ledger=Ledger(),
+        run=run,
         ready=_nothing,
         abort=_nothing,
         close=_nothing,
     )
 
 
-def _open_shared_memory(context: RankContext, shape: DispatchShape) -> Ports:
-    segment, progress, barrier = _join(context, shape)
-    dispatcher = SharedMemoryDispatcher(
-        segment, _exchange(context, segment, "experts", progress), context.rank, shape
-    )
-    vote = SharedMemoryVote(
-        segment,
-        _exchange(context, segment, "vote", progress),
-        _doorbell(context, segment, progress),
-        context.rank,
-        progress,
-    )
-    barrier()
-    return _ports(context, segment, dispatcher, vote, shape, progress, barrier)
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """How the ends of channels are made over one transport."""
+
+    dispatcher: Callable[[World, Channel, DispatchShape], Dispatcher]
+    vote: Callable[[World, Channel, Doorbell], VotePort]
+    row_group: Callable[[World, Channel], RowGroup]
 
 
-def _open_gloo(context: RankContext, shape: DispatchShape) -> Ports:
-    segment, progress, barrier = _join(context, shape)
-    experts, votes = (
-        GlooChannel(
-            context.rendezvous_fd,
-            segment,
-            purpose,
-            rank=context.rank,
-            group=context.group_name,
-            timeout_s=context.collective_timeout_s,
-            start_timeout_s=context.start_timeout_s,
-            progress=progress,
-        )
-        for purpose in ("experts", "vote")
-    )
-    vote = GlooVote(votes, _doorbell(context, segment, progress), progress)
-    barrier()
-    dispatcher = GlooDispatcher(experts, shape)
-    return _ports(context, segment, dispatcher, vote, shape, progress, barrier)
-
-
-def _join(
-    context: RankContext, shape: DispatchShape
-) -> tuple[Segment, Progress, Callable[[], None]]:
-    """Maps the header, waits for all ranks and compares sizes; returns the barrier to end with."""
-    segment = Segment(context.segment_fd, context.num_ranks)
-    progress = Progress(step_kind="start")
-    exchange = _exchange(context, segment, "start", progress)
-
-    def barrier() -> None:
-        exchange.publish()
-        exchange.wait("start")
-
-    geometry = segment.geometry()
-    geometry[context.rank] = (shape.hidden, shape.top_k, shape.max_tokens)
-    barrier()
-    for rank, sizes in enumerate(geometry.tolist()):
-        if sizes != geometry[context.rank].tolist():
-            raise GeometryMismatch(
-                f"group {context.group_name}: rank {context.rank} opened its ports with (hidden, "
-                f"top_k, max_tokens) = {tuple(geometry[context.rank].tolist())}, rank {rank} with "
-                f"{tuple(sizes)}: give all ranks the same model and limits"
+def _open(world: World, shape: DispatchShape, backend: _Backend) -> Ports:
+    """Opens the channels of a rank, in the order of `Layout.channels` on every rank."""
+    ledger, context, progress = Ledger(), world.context, world.progress
+    vote: VotePort | None = None
+    plans: PlanQueue | None = None
+    dispatcher: Dispatcher | None = None
+    rows: dict[str, RowGroup] = {}
+    for purpose, channel in world.channels.items():
+        if purpose == "vote":
+            doorbell = Doorbell(
+                world.segment,
+                rank=world.rank,
+                group=world.name_of(channel),
+                progress=progress,
+                members=channel.members,
             )
-    return segment, progress, barrier
-
-
-def _exchange(context: RankContext, segment: Segment, channel: str, progress: Progress) -> Exchange:
-    return Exchange(
-        segment,
-        channel,
-        rank=context.rank,
-        group=context.group_name,
-        timeout_s=context.collective_timeout_s,
-        start_timeout_s=context.start_timeout_s,
-        progress=progress,
-    )
-
-
-def _doorbell(context: RankContext, segment: Segment, progress: Progress) -> Doorbell:
-    return Doorbell(segment, rank=context.rank, group=context.group_name, progress=progress)
-
-
-def _ports(
-    context: RankContext,
-    segment: Segment,
-    dispatcher: Dispatcher,
-    vote: VotePort,
-    shape: DispatchShape,
-    progress: Progress,
-    ready: Callable[[], None],
-) -> Ports:
-    ledger = Ledger()
+            vote = RecordingVote(backend.vote(world, channel, doorbell), ledger)
+        elif purpose == "plans" and len(channel.members) > 1:
+            plans = PlanQueue(
+                world.segment,
+                world.area(channel),
+                members=channel.members,
+                rank=world.rank,
+                group=world.name_of(channel),
+                timeout_s=context.collective_timeout_s,
+                progress=progress,
+            )
+        elif purpose == "experts":
+            made = backend.dispatcher(world, channel, shape)
+            dispatcher = RecordingDispatcher(made, ledger, shape.hidden)
+        elif purpose in _ROW_CHANNELS and len(channel.members) > 1:
+            rows[purpose] = RecordingRowGroup(backend.row_group(world, channel), ledger, purpose)
+    world.meet()
+    assert dispatcher is not None
     return Ports(
-        dispatcher=RecordingDispatcher(dispatcher, ledger, shape.hidden),
-        vote=RecordingVote(vote, ledger),
+        dispatcher=dispatcher,
+        vote=vote,
         progress=progress,
         ledger=ledger,
-        ready=ready,
-        abort=lambda: segment.abort(context.rank),
-        close=segment.close,
+        run=world.run,
+        groups=_rank_groups(world.run, rows),
+        plans=plans,
+        ready=world.meet,
+        abort=lambda: world.segment.abort(world.rank),
+        close=world.segment.close,
     )
+
+
+def _rank_groups(run: RunLayout, rows: dict[str, RowGroup]) -> RankGroups:
+    """The row groups by the names layers know them by; those of one rank move nothing."""
+    layout = run.layout
+    path = choose_path(attn_dp=layout.dp, attn_tp=layout.attn_tp, all_to_all=run.all_to_all)
+    return RankGroups(
+        cp=rows.get("sequence", LoneGroup("cp")),
+        attn_tp=rows.get("attention", LoneGroup("attn_tp")),
+        domain=rows.get("domain", LoneGroup("domain")),
+        path=path,
+        moe_ep=1 if run.all_to_all else layout.ep,
+    )
+
+
+def _areas(layout: Layout, shape: DispatchShape, *, has_domain: bool) -> AreaPlan:
+    """Areas of all channels of all ranks, also of transports that do not use them: untouched."""
+    areas = AreaPlan()
+    areas.add("experts", layout.groups(Family.EP), area_bytes(shape, layout.ep))
+    if layout.engine_size > 1:
+        areas.add("plans", layout.groups(Family.ENGINE), queue_area_bytes())
+    for purpose, family in _ROW_CHANNELS.items():
+        groups = layout.groups(family)
+        if len(groups[0]) > 1 and (has_domain or family is not Family.DOMAIN):
+            areas.add(purpose, groups, row_area_bytes(len(groups[0])))
+    return areas
+
+
+def _shm_dispatcher(world: World, channel: Channel, shape: DispatchShape) -> Dispatcher:
+    return SharedMemoryDispatcher(world.area(channel), world.exchange("experts", channel), shape)
+
+
+def _shm_vote(world: World, channel: Channel, doorbell: Doorbell) -> VotePort:
+    exchange = world.exchange("vote", channel)
+    return SharedMemoryVote(world.segment, exchange, doorbell, world.progress)
+
+
+def _shm_row_group(world: World, channel: Channel) -> RowGroup:
+    exchange = world.exchange(channel.purpose, channel)
+    return SharedMemoryRowGroup(channel.family, exchange, world.area(channel))
+
+
+def _gloo_channel(world: World, channel: Channel) -> GlooChannel:
+    return GlooChannel(
+        world.context.rendezvous_fd,
+        world.segment,
+        channel.purpose,
+        rank=world.rank,
+        group=world.name_of(channel),
+        timeout_s=world.context.collective_timeout_s,
+        start_timeout_s=world.context.start_timeout_s,
+        progress=world.progress,
+        members=channel.members,
+    )
+
+
+def _gloo_dispatcher(world: World, channel: Channel, shape: DispatchShape) -> Dispatcher:
+    return GlooDispatcher(_gloo_channel(world, channel), shape)
+
+
+def _gloo_vote(world: World, channel: Channel, doorbell: Doorbell) -> VotePort:
+    return GlooVote(_gloo_channel(world, channel), doorbell, world.progress)
+
+
+def _gloo_row_group(world: World, channel: Channel) -> RowGroup:
+    return GlooRowGroup(world.context, channel, world.progress)
 
 
 def _nothing() -> None:
-    """What a group of one rank has to abort or close."""
+    """What a world of one rank has to abort or close."""
 
 
-_BACKENDS: dict[str, Callable[[RankContext, DispatchShape], Ports]] = {
-    "gloo": _open_gloo,
-    "shm": _open_shared_memory,
+_BACKENDS = {
+    "gloo": _Backend(_gloo_dispatcher, _gloo_vote, _gloo_row_group),
+    "shm": _Backend(_shm_dispatcher, _shm_vote, _shm_row_group),
 }

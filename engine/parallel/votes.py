@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 
 import torch
 
 from engine.parallel.channels import GlooChannel
 from engine.parallel.errors import PeerLost
+from engine.parallel.exchange import Exchange
 from engine.parallel.futex import Fence
 from engine.parallel.lockstep import IntArray
-from engine.parallel.shared_memory import Exchange, Progress, Segment
+from engine.parallel.shared_memory import Progress, Segment, spread
 
 _MARK_MASK = (1 << 22) - 1
 
@@ -44,7 +46,7 @@ class LocalVote:
 
 
 class Doorbell:
-    """Wakes and puts to sleep the step loops of all ranks of a segment.
+    """Wakes and puts to sleep the step loops of the ranks that vote together.
 
     A rest is the wait between the votes of rounds n and n + 1; every rank goes from one to the
     other through `wait` only. Each rank has a word that tells the last rest it has opened, and a
@@ -61,20 +63,30 @@ class Doorbell:
     - A ring costs two idle rounds at most, since opening a rest does not open the next one.
 
     Args:
-        segment: the group's memory.
+        segment: the world's memory; its groups of voters share one bell.
         rank: this rank.
         group: name of the group, for messages.
         progress: for messages.
+        members: ranks that vote, this one among them; None is all.
     """
 
-    def __init__(self, segment: Segment, *, rank: int, group: str, progress: Progress) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        rank: int,
+        group: str,
+        progress: Progress,
+        members: Sequence[int] | None = None,
+    ) -> None:
         """Starts before round 1."""
+        members = range(segment.num_ranks) if members is None else members
         self._segment = segment
-        self._rank = rank
+        self._place = members.index(rank)
         self._group = group
         self._progress = progress
         self._round = 0
-        self._opened = segment.opened_rests()
+        self._opened = segment.opened_rests(members)
         self._fence = Fence()
         # Rings come from any thread, and none may lower the word of this rank.
         self._lock = threading.Lock()
@@ -98,13 +110,13 @@ class Doorbell:
                 self._open_rest(self._round)
 
     def ring(self) -> None:
-        """Wakes all ranks. Any thread."""
+        """Wakes all voters. Any thread."""
         self._open_rest(self._round + 1)
 
     def _open_rest(self, number: int) -> None:
         with self._lock:
-            if self._opened[self._rank] < number:
-                self._opened[self._rank] = number
+            if self._opened[self._place] < number:
+                self._opened[self._place] = number
             self._fence()
             self._segment.doorbell.store(next(self._marks))
         self._segment.doorbell.wake_all()
@@ -128,15 +140,14 @@ class SharedMemoryVote:
         segment: Segment,
         exchange: Exchange,
         doorbell: Doorbell,
-        rank: int,
         progress: Progress,
     ) -> None:
-        """Takes the group's segment and this rank's "vote" channel."""
+        """Takes the world's segment and this rank's "vote" channel."""
         self._exchange = exchange
         self._doorbell = doorbell
         self._progress = progress
-        self._tables = segment.votes()
-        self._own = [self._tables[parity, rank] for parity in (0, 1)]
+        self._tables = segment.votes()[:, spread(exchange.members)]
+        self._own = [self._tables[parity, exchange.rank] for parity in (0, 1)]
 
     def reduce_max(self, vector: IntArray) -> IntArray:
         """Publishes this rank's vector, waits for the others, returns the MAX of each field."""

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from engine.parallel.shared_memory import MAX_RANKS, Segment, create_rendezvous, create_segment
 
 if TYPE_CHECKING:
+    from engine.parallel.layout import RunLayout
     from engine.parallel.ports import Ports
 
 logger = logging.getLogger(__name__)
@@ -73,11 +74,18 @@ class RankContext:
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
 
 
-def open_ports(context: RankContext, *, hidden: int, top_k: int, max_tokens: int) -> Ports:
+def open_ports(
+    context: RankContext,
+    *,
+    hidden: int,
+    top_k: int,
+    max_tokens: int,
+    run: RunLayout | None = None,
+) -> Ports:
     """Opens the ports of this rank: see `engine.parallel.ports.open_ports`, which this loads."""
     from engine.parallel import ports
 
-    return ports.open_ports(context, hidden=hidden, top_k=top_k, max_tokens=max_tokens)
+    return ports.open_ports(context, hidden=hidden, top_k=top_k, max_tokens=max_tokens, run=run)
 
 
 def run_group(

@@ -1,7 +1,9 @@
 """Where the ranks stand: views, groups, channels, expert slots and table shards."""
 
 from engine.parallel.layout.checks import AttentionShape, check_layout, require_valid
+from engine.parallel.layout.notation import RunLayout, data_parallel, parse_layout
 from engine.parallel.layout.ranks import Coordinates, Family, Layout
+from engine.parallel.layout.runnable import check_run, require_runnable
 from engine.parallel.layout.slots import ExpertSlots
 from engine.parallel.layout.tables import TableShards
 from engine.parallel.layout.tensor_parallel import (
@@ -21,12 +23,17 @@ __all__ = [
     "Family",
     "Groups",
     "Layout",
+    "RunLayout",
     "TableShards",
     "TensorFamily",
     "TensorLayout",
     "Transport",
     "View",
     "check_layout",
+    "check_run",
     "check_tensor_layout",
+    "data_parallel",
+    "parse_layout",
+    "require_runnable",
     "require_valid",
 ]

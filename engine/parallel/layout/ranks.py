@@ -19,13 +19,18 @@ from engine.parallel.layout.views import Channel, Groups, Transport, View
 
 
 class Family(enum.Enum):
-    """Families of groups; each partitions the ranks of its view."""
+    """Families of groups; each partitions the ranks of its view.
+
+    An engine is what shares one scheduler, a domain what path A gathers rows over: a replica.
+    """
 
     DP = "dp"
     CP = "cp"
     EP = "ep"
     ENP = "enp"
     ATTN_TP = "attn_tp"
+    ENGINE = "engine"
+    DOMAIN = "domain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +194,24 @@ class Layout:
 
     def groups(self, family: Family) -> Groups:
         """Groups of a family, each in axis order, by first member."""
-        view, axis = {
-            Family.DP: (self.attention_view, "dp"),
-            Family.CP: (self.attention_view, "cp"),
-            Family.ATTN_TP: (self.attention_view, "tp"),
-            Family.EP: (self.expert_view, "ep"),
-            Family.ENP: (self.store_view, "enp"),
+        view, axes = {
+            Family.DP: (self.attention_view, ("dp",)),
+            Family.CP: (self.attention_view, ("cp",)),
+            Family.ATTN_TP: (self.attention_view, ("tp",)),
+            Family.ENGINE: (self.attention_view, ("cp", "tp")),
+            Family.DOMAIN: (self.attention_view, ("dp", "cp", "tp")),
+            Family.EP: (self.expert_view, ("ep",)),
+            Family.ENP: (self.store_view, ("enp",)),
         }[family]
-        return view.groups(axis)
+        return view.groups(*axes)
+
+    def leader_of(self, rank: int) -> int:
+        """The rank that schedules for the engine of an engine rank: its first."""
+        return rank - rank % self.engine_size
+
+    def voters(self) -> Groups:
+        """Leaders that agree on every step: those of a replica, which contains lockstep blocks."""
+        return tuple(group for group in self.groups(Family.DP) if group[0] % self.engine_size == 0)
 
     def lockstep_blocks(self) -> Groups:
         """The lockstep blocks, as groups of engine ranks."""
@@ -204,19 +219,27 @@ class Layout:
         sizes = {"block": self.num_engine_ranks // block, "rank": block}
         return View(name="lockstep", axes=sizes).groups("rank")
 
-    def channels(self, rank: int) -> tuple[Channel, ...]:
-        """Channels that a rank opens, in the order in which all ranks open theirs."""
-        wanted = (
-            (Family.DP, "vote", Transport.HOST),
-            (Family.CP, "plans", Transport.HOST),
-            (Family.CP, "sequence", Transport.DEVICE),
-            (Family.ATTN_TP, "attention", Transport.DEVICE),
-            (Family.EP, "experts", Transport.DEVICE),
-            (Family.ENP, "table", Transport.ONE_SIDED),
-        )
+    def channels(self, rank: int, *, has_domain: bool = False) -> tuple[Channel, ...]:
+        """Channels that a rank opens, in the order in which all ranks open theirs.
+
+        Args:
+            rank: which rank.
+            has_domain: rows reach the experts over the whole domain (path A).
+        """
+        wanted = [
+            (Family.DP, "vote", Transport.HOST, self.voters()),
+            (Family.ENGINE, "plans", Transport.HOST, self.groups(Family.ENGINE)),
+            (Family.CP, "sequence", Transport.DEVICE, self.groups(Family.CP)),
+            (Family.ATTN_TP, "attention", Transport.DEVICE, self.groups(Family.ATTN_TP)),
+            (Family.EP, "experts", Transport.DEVICE, self.groups(Family.EP)),
+            (Family.ENP, "table", Transport.ONE_SIDED, self.groups(Family.ENP)),
+        ]
+        if has_domain:
+            domains = self.groups(Family.DOMAIN)
+            wanted.insert(4, (Family.DOMAIN, "domain", Transport.DEVICE, domains))
         return tuple(
             Channel(family=family.value, purpose=purpose, members=group, transport=transport)
-            for family, purpose, transport in wanted
-            for group in self.groups(family)
+            for family, purpose, transport, groups in wanted
+            for group in groups
             if rank in group
         )

@@ -7,7 +7,7 @@ one dummy row, since a rank must join every collective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from engine.parallel.channels import explain
 from engine.parallel.layout.views import Channel
-from engine.parallel.ledger.record import Ledger, RecordingRowGroup
-from engine.parallel.rows.transitions import Gather, Gathered, RowGroup
+from engine.parallel.rows.transitions import Gather, Gathered
 from engine.parallel.shared_memory import Progress, Segment
 from engine.parallel.worker import RankContext
 
@@ -122,26 +121,6 @@ class GlooRowGroup:
                 waited_s=self._timeout_s,
                 progress=self._progress,
             ) from error
-
-
-def open_row_groups(
-    context: RankContext, channels: Iterable[Channel], progress: Progress, ledger: Ledger
-) -> dict[str, RowGroup]:
-    """Opens the channels that carry rows, by purpose; every rank in the same order.
-
-    Args:
-        context: of a group whose backend is gloo.
-        channels: `Layout.channels` of this rank; those of experts, tables and hosts are left out.
-        progress: for messages.
-        ledger: notes every collective under the channel's purpose.
-    """
-    return {
-        channel.purpose: RecordingRowGroup(
-            GlooRowGroup(context, channel, progress), ledger, channel.purpose
-        )
-        for channel in channels
-        if channel.needs_warm_up and channel.purpose != "experts"
-    }
 
 
 def _ordered_sum(parts: Tensor) -> Tensor:

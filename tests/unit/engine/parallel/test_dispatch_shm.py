@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from engine.parallel.dispatch import DispatchShape
-from engine.parallel.dispatch_shm import SharedMemoryDispatcher, body_bytes
-from engine.parallel.shared_memory import Exchange, Progress, Segment, create_segment
+from engine.parallel.dispatch_shm import SharedMemoryDispatcher, area_bytes
+from engine.parallel.exchange import Exchange
+from engine.parallel.shared_memory import Progress, Segment, create_segment
 
 SHAPE = DispatchShape(hidden=4, top_k=2, max_tokens=3)
 
@@ -31,14 +32,15 @@ def open_dispatcher(descriptor, rank, num_ranks):
         start_timeout_s=20.0,
         progress=Progress(),
     )
-    return SharedMemoryDispatcher(segment, exchange, rank, SHAPE)
+    memory = segment.map_body(area_bytes(SHAPE, num_ranks))
+    return SharedMemoryDispatcher(memory, exchange, SHAPE)
 
 
 def test_areas_are_whole_pages_and_grow_with_ranks():
-    assert body_bytes(SHAPE, 2) % 4096 == 0
+    assert area_bytes(SHAPE, 2) % 4096 == 0
     large = DispatchShape(hidden=128, top_k=2, max_tokens=64)
     one_rank_bytes = 4 * 64 * (2 + 2 + 128 + 2 * 128)
-    assert 8 * one_rank_bytes <= body_bytes(large, 8) <= 8 * one_rank_bytes + 5 * 4096
+    assert 8 * one_rank_bytes <= area_bytes(large, 8) <= 8 * one_rank_bytes + 5 * 4096
 
 
 def test_rows_written_before_are_not_seen_again(descriptor):

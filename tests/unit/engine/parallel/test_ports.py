@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from engine.parallel.dispatch import LocalDispatcher
+from engine.parallel.errors import LayoutError
+from engine.parallel.layout import data_parallel, parse_layout
 from engine.parallel.ports import RankContext, open_ports
+from engine.parallel.rows.modes import Path
 from engine.parallel.worker import open_ports as open_ports_of_worker
 
 
@@ -32,3 +35,26 @@ def test_sizes_below_one_are_refused(name):
     sizes = {"hidden": 2, "top_k": 2, "max_tokens": 2, name: 0}
     with pytest.raises(ValueError, match=f"{name} is 0"):
         open_ports(RankContext(), **sizes)
+
+
+def test_a_world_of_one_leads_itself_and_shares_no_rows():
+    ports = open_ports(RankContext(), hidden=4, top_k=1, max_tokens=2)
+    assert ports.is_leader
+    assert ports.plans is None
+    assert ports.run == data_parallel(1)
+    assert (ports.groups.cp.size, ports.groups.path) == (1, Path.DIRECT)
+
+
+def test_a_layout_of_more_ranks_than_were_started_is_refused():
+    with pytest.raises(LayoutError, match="layout dp=1,cp=2,ep=2 has 2 ranks, but 1 were started"):
+        open_ports(
+            RankContext(backend="shm"), hidden=4, top_k=1, max_tokens=2, run=parse_layout("cp=2")
+        )
+
+
+def test_engines_that_would_not_step_together_are_refused_before_they_meet():
+    run = parse_layout("dp=3,ep=2")
+    with pytest.raises(LayoutError, match="the 2 ranks that step together do not fit dp=3,ep=2"):
+        open_ports(
+            RankContext(num_ranks=3, backend="shm"), hidden=4, top_k=1, max_tokens=2, run=run
+        )

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engine.parallel.errors import PeerLost
+from engine.parallel.exchange import Exchange
 from engine.parallel.lockstep import VoteVector
-from engine.parallel.shared_memory import Exchange, Progress, Segment, create_segment
+from engine.parallel.shared_memory import Progress, Segment, create_segment
 from engine.parallel.votes import Doorbell, GlooVote, LocalVote, SharedMemoryVote
 
 
@@ -32,7 +33,7 @@ def open_vote(descriptor, rank, num_ranks):
         progress=progress,
     )
     doorbell = Doorbell(segment, rank=rank, group="voters", progress=progress)
-    return SharedMemoryVote(segment, exchange, doorbell, rank, progress), progress, segment
+    return SharedMemoryVote(segment, exchange, doorbell, progress), progress, segment
 
 
 def test_one_rank_gets_its_own_vector_and_may_keep_it():

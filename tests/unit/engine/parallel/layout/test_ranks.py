@@ -147,14 +147,43 @@ def test_a_lockstep_block_contains_every_group_that_meets_in_a_step(**sizes):
 
 def test_every_rank_opens_the_channels_of_its_groups_in_one_order():
     layout = Layout(dp=2, cp=2, ep=4, attn_tp=2)
-    purposes = ["vote", "plans", "sequence", "attention", "experts", "table"]
+    purposes = ["plans", "sequence", "attention", "experts", "table"]
     for rank in range(layout.world_size):
         channels = layout.channels(rank)
-        assert [channel.purpose for channel in channels] == purposes
+        is_leader = rank in (0, 4)
+        assert [channel.purpose for channel in channels] == ["vote"] * is_leader + purposes
         assert all(rank in channel.members for channel in channels)
-    votes = {layout.channels(rank)[0] for rank in range(8)}
-    assert all(channel.transport is Transport.HOST for channel in votes)
-    assert sorted(channel.members for channel in votes) == list(layout.groups(Family.DP))
+    hosts = {c for rank in range(8) for c in layout.channels(rank) if c.transport is Transport.HOST}
+    assert {(c.purpose, c.members) for c in hosts} == {
+        ("vote", (0, 4)),
+        ("plans", (0, 1, 2, 3)),
+        ("plans", (4, 5, 6, 7)),
+    }
+
+
+def test_path_a_has_a_channel_over_each_replica():
+    layout = Layout(dp=2, ep=4, attn_tp=2, enp=8)
+    purposes = [channel.purpose for channel in layout.channels(6, has_domain=True)]
+    assert purposes == ["vote", "plans", "sequence", "attention", "domain", "experts", "table"]
+    (domain,) = [c for c in layout.channels(6, has_domain=True) if c.purpose == "domain"]
+    assert (domain.members, domain.needs_warm_up) == ((4, 5, 6, 7), True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "voters"),
+    [
+        (Layout(dp=4, cp=2, ep=8), ((0, 2, 4, 6),)),
+        (Layout(dp=2, cp=4, ep=8), ((0, 4),)),
+        (Layout(dp=2, ep=2, enp=4), ((0, 1), (2, 3))),
+        (Layout(dp=2, cp=2, ep=4, enp=8), ((0, 2), (4, 6))),
+        (Layout(dp=1, ep=2, attn_tp=2), ((0,),)),
+    ],
+)
+def test_the_leaders_of_a_replica_vote_together(layout, voters):
+    assert layout.voters() == voters
+    for block in layout.lockstep_blocks():
+        leaders = {layout.leader_of(rank) for rank in block}
+        assert any(leaders <= set(group) for group in voters)
 
 
 def test_derived_sizes():

@@ -1,0 +1,1 @@
+"""Engines of several ranks: one leads, the others repeat what its runner is told to do."""
