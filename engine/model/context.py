@@ -7,20 +7,10 @@ only copied: what is written is what one rank alone would write, bit by bit.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from engine.parallel.rows.transitions import RowGroup
-
-
-class Pending(Protocol):
-    """A collective under way."""
-
-    def wait(self) -> Tensor:
-        """Its result; once."""
-        ...
+from engine.parallel.rows.transitions import Gather, RowGroup
 
 
 class Restoring:
@@ -29,7 +19,7 @@ class Restoring:
     __slots__ = ("_pending", "_reverse", "_rows")
 
     def __init__(
-        self, rows: Tensor, reverse: Tensor | None = None, pending: Pending | None = None
+        self, rows: Tensor, reverse: Tensor | None = None, pending: Gather | None = None
     ) -> None:
         """Takes what `start_restore` found."""
         self._rows = rows
@@ -38,12 +28,9 @@ class Restoring:
 
     def wait(self) -> Tensor:
         """[T, ...] rows of the step in order; the own [rows, ...] if these are all."""
-        if self._pending is None:
+        if self._pending is None or self._reverse is None:
             return self._rows
-        gathered = self._pending.wait()
-        if self._reverse is None:
-            return gathered
-        return gathered.index_select(0, self._reverse)
+        return self._pending.wait().index_select(0, self._reverse)
 
 
 def start_restore(rows: Tensor, cp: RowGroup, reverse: Tensor | None) -> Restoring:
@@ -59,22 +46,10 @@ def start_restore(rows: Tensor, cp: RowGroup, reverse: Tensor | None) -> Restori
     """
     if reverse is None:
         return Restoring(rows)
-    return Restoring(rows, reverse, _start_all_gather(cp, rows.contiguous()))
+    return Restoring(rows, reverse, cp.start_all_gather(rows.contiguous()))
 
 
 def serve_restore(cp: RowGroup, columns: int) -> None:
     """Takes part in a restore without rows: what all ranks of the group do in a placeholder."""
     if cp.size > 1:
-        _start_all_gather(cp, torch.empty(0, columns)).wait()
-
-
-class _Done:
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-
-    def wait(self) -> Tensor:
-        return self._rows
-
-
-def _start_all_gather(cp: RowGroup, rows: Tensor) -> Pending:
-    return _Done(cp.all_gather(rows))
+        cp.all_gather(torch.empty(0, columns))
