@@ -164,7 +164,6 @@ class InputBuilder:
         layout, pool, rotary: of this rank.
         row_multiple: Row counts are multiples of it.
         cp, cp_rank: Ranks that share the rows of prefill steps, and which of them this is.
-        cuts_decode: Whether they share those of decode steps, too.
     """
 
     def __init__(
@@ -176,7 +175,6 @@ class InputBuilder:
         row_multiple: int,
         cp: int = 1,
         cp_rank: int = 0,
-        cuts_decode: bool = False,
     ) -> None:
         self._layout = layout
         self._pool = pool
@@ -184,14 +182,13 @@ class InputBuilder:
         self._row_multiple = row_multiple
         self._cp = cp
         self._cp_rank = cp_rank
-        self._cuts_decode = cuts_decode
         self._window = layout.config.sliding_window
         self._window_columns = round_up(self._window, SINK_COLUMNS)
         self._kinds = {layer.ratio: layer.kind for layer in layout.config.layers if layer.owns_kv}
 
     def cuts(self, kind: StepKind) -> bool:
         """Whether each context rank computes its own rows of such a step, not all of them."""
-        return self._cp > 1 and (kind is StepKind.PREFILL or self._cuts_decode)
+        return self._cp > 1 and kind is StepKind.PREFILL
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Returns the tensors of a plan; a placeholder plan gives padding rows only."""

@@ -12,7 +12,6 @@ from engine.input_batch import InputBuilder
 from engine.kv_pool import KvPool
 from engine.model.decoder import Decoder
 from engine.model.rotary import RotaryTables
-from engine.parallel.rows.modes import Path
 from engine.plan import StepPlan, StepResult
 
 
@@ -31,8 +30,6 @@ class ModelRunner:
             row_multiple=row_multiple,
             cp=model.groups.cp.size,
             cp_rank=model.groups.cp.rank,
-            # Path B cuts rows over other ranks, so context ranks must not all bring the same.
-            cuts_decode=model.groups.path is Path.B,
         )
 
     def run(self, plan: StepPlan) -> StepResult:

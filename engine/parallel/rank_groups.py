@@ -76,6 +76,8 @@ class RankGroups:
             raise ValueError(
                 f"path direct would dispatch every row attn_tp times ({widths}): use path b"
             )
+        if self.path is Path.B and self.cp.size > 1:
+            raise ValueError(f"path b and cp would both cut rows ({widths}): use one of them")
         if self.path is Path.A and (self.cp.size > 1 or self.domain.size % self.attn_tp.size):
             raise ValueError(
                 f"path a wants cp 1 and a domain of whole attention groups, not {widths}"

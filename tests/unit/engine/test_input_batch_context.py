@@ -207,7 +207,7 @@ def test_a_placeholder_is_padding_alone() -> None:
     assert inputs.reverse.numel() == 0
 
 
-def test_decode_steps_are_cut_only_where_asked() -> None:
+def test_decode_steps_are_not_cut() -> None:
     plan = plan_of([(1, 20), (1, 9), (1, 4)])
     decode = dataclasses.replace(plan, kind=StepKind.DECODE)
     assert builder(2, 0).cuts(StepKind.PREFILL)
@@ -216,8 +216,3 @@ def test_decode_steps_are_cut_only_where_asked() -> None:
     assert builder(2, 0).build(plan).num_tokens == 2
     whole = builder(2, 0).build(decode)
     assert (whole.num_tokens, whole.reverse, whole.sample_reverse) == (3, None, None)
-    always = InputBuilder(
-        LAYOUT, POOL, RotaryTables(LAYOUT.config), row_multiple=8, cp=2, cuts_decode=True
-    )
-    assert always.cuts(StepKind.DECODE)
-    assert always.build(decode).num_tokens == 2

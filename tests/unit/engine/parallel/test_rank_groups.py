@@ -48,6 +48,7 @@ def wide(name: str, size: int) -> LoneGroup:
     ("path", "cp", "attn_tp", "domain", "message"),
     [
         (Path.DIRECT, 1, 2, 4, "path direct would dispatch every row attn_tp times"),
+        (Path.B, 2, 2, 4, "path b and cp would both cut rows"),
         (Path.A, 2, 1, 4, "path a wants cp 1"),
         (Path.A, 1, 3, 4, "path a wants cp 1 and a domain of whole attention groups"),
         (Path.PLAIN, 1, 2, 4, "not cp 1, attn_tp 2, domain 4"),
