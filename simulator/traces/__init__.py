@@ -1,0 +1,1 @@
+"""Workloads: read from public traces, generated, scaled in time."""
