@@ -1,15 +1,31 @@
 """Decode speed of one rank beside transformers' `generate`: same model, one thread each, one run.
 
-    python -m benchmarks.engine --json [--repetitions 5] [--steps 32]
+    python -m benchmarks.engine --json [--repetitions 5] [--steps 32] [--parts peer host experts]
 
-Prints one object on its last line:
+Prints one object on its last line; `--parts` leaves keys out:
 
+    peer:
     decode: {batch: {ours_tok_s, peer_tok_s, ratio, ours_step_ms, peer_step_ms}}
         medians; a step is timed as the slope between a short and a long generation, so the prompt
         does not enter; `ratio` is the median over pairs that ran one after the other
     batch_invariance: {batch: {on_step_ms, off_step_ms, cost}}
         what `engine.batch_invariant` costs: on over off, minus 1
     prefill: {tokens: {ours_ms, peer_ms, ratio}}
+
+    host:
+    host: {batch: {vote, schedule, plan, sample, report, rest, host_us, model_us, inputs_us,
+        host_share}}
+        microseconds of a decode step by part; see `benchmarks.host_work.measure_parts`
+    late: {model: {batch: {off_step_ms, on_step_ms, off_quickest_ms, on_quickest_ms, gain}},
+        waiting: the same, device_step_ms}
+        what late scheduling hides of it; see `benchmarks.host_work.measure`
+
+    experts:
+    experts: {model, rows_per_rank, counted: [lines], released_model, released_rows_per_rank,
+        computed: [lines]}
+        expert bytes held and read per rank and layer, 2 to 64 ranks; the keys of a line are those
+        of `benchmarks.expert_bytes.counted` and `computed`
+
     environment
 
 Compare ratios; absolute figures move with whatever else the machine does.
@@ -19,11 +35,12 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from benchmarks import expert_bytes, host_work
 from benchmarks.environment import REPOSITORY, describe, interleaved, median, ratio_of_pairs
 from engine.build import build_engine
 from engine.config import EngineSettings
@@ -36,6 +53,7 @@ PROMPT_TOKENS = 128
 BATCHES = (1, 8, 32)
 PREFILL_TOKENS = (128, 1000)
 SEED = 0
+PARTS = ("peer", "host", "experts")
 
 
 def make_engine(*, batch_invariant: bool) -> LLMEngine:
@@ -148,8 +166,8 @@ def peer_prefill(model: Any, tokens: int) -> Callable[[], float]:
     return run
 
 
-def measure(repetitions: int, steps: int) -> dict[str, Any]:
-    """Runs everything and returns the object described above."""
+def measure_peer(repetitions: int, steps: int) -> dict[str, Any]:
+    """Runs us beside transformers and returns that part of the object described above."""
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
@@ -188,12 +206,19 @@ def measure(repetitions: int, steps: int) -> dict[str, Any]:
             "peer_ms": round(1e3 * median(runs["peer"]), 1),
             "ratio": round(ratio_of_pairs(runs["peer"], runs["ours"]), 2),
         }
-    return {
-        "decode": decode,
-        "batch_invariance": cost,
-        "prefill": prefill,
-        "environment": describe(SEED),
-    }
+    return {"decode": decode, "batch_invariance": cost, "prefill": prefill}
+
+
+def measure(repetitions: int, steps: int, parts: Sequence[str]) -> dict[str, Any]:
+    """Runs the parts asked for and returns the object described above."""
+    result: dict[str, Any] = {}
+    if "peer" in parts:
+        result |= measure_peer(repetitions, steps)
+    if "host" in parts:
+        result |= host_work.measure(repetitions, steps)
+    if "experts" in parts:
+        result["experts"] = expert_bytes.measure()
+    return result | {"environment": describe(SEED)}
 
 
 def main() -> None:
@@ -202,8 +227,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="only the object, on one line")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
-    result = measure(arguments.repetitions, arguments.steps)
+    result = measure(arguments.repetitions, arguments.steps, arguments.parts)
     print(json.dumps(result) if arguments.json else json.dumps(result, indent=2))
 
 

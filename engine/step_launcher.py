@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,10 +52,24 @@ class StepLauncher:
         return StepInFlight(plan, rows, lambda: result)
 
     def launch(self, plan: StepPlan, rows: Sequence[Row]) -> StepInFlight:
-        """Starts a step on the runner's thread; it must be waited for before anything else."""
+        """Starts a step on the runner's thread; it must be waited for before anything else.
+
+        Returns when the step has begun: a thread that only wants to begin does not get the
+        interpreter lock while another computes, so the step would begin when there is nothing left
+        to do beside it.
+        """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine-runner")
-        return StepInFlight(plan, rows, self._thread.submit(self._runner.run, plan).result)
+        has_begun = threading.Lock()
+        has_begun.acquire()
+
+        def run() -> StepResult:
+            has_begun.release()
+            return self._runner.run(plan)
+
+        future = self._thread.submit(run)
+        has_begun.acquire()
+        return StepInFlight(plan, rows, future.result)
 
     def close(self) -> None:
         """Lets the thread end once its step is over, without waiting. Twice is harmless."""
