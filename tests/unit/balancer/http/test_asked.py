@@ -1,0 +1,224 @@
+"""Bodies of both endpoints: every field that is translated, ignored, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from balancer.http.asked import Asked, read_chat, read_completion
+from balancer.http.fields import Fields
+from runtime.errors import InvalidRequest, Reason
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def completion(**body: Any) -> Asked:
+    return read_completion(Fields({"prompt": "x", **body}), max_prompts=3)
+
+
+def chat(**body: Any) -> Asked:
+    return read_chat(Fields({**CHAT, **body}))
+
+
+def test_the_four_forms_of_a_prompt() -> None:
+    assert [m.text for m in completion(prompt="a").messages] == ["a"]
+    assert [m.text for m in completion(prompt=["a", "b"]).messages] == ["a", "b"]
+    assert [list(m.token_ids.ids) for m in completion(prompt=[1, 2]).messages] == [[1, 2]]
+    asked = completion(prompt=[[1], [2, 3]])
+    assert [list(m.token_ids.ids) for m in asked.messages] == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "prompt: there is none"),
+        ([], r"prompt: \[\] is neither"),
+        (7, "prompt: 7 is neither"),
+        (["a"] * 4, "4 prompts in one request; send at most 3"),
+        (["a", 1], r"prompt\[1\]: 1 is not a string"),
+        ([1, "a"], r'prompt\[1\]: "a" is not an integer'),
+        ([[1], ["a"]], r"prompt\[1\]\[0\]"),
+        ([1, -5], r"prompt\[1\]: -5 is out of range"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_prompts_that_are_none(prompt: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        completion(prompt=prompt)
+
+
+def test_sampling_is_translated_with_openais_defaults() -> None:
+    [message] = completion().messages
+    assert message.sampling.temperature == 1.0
+    assert message.sampling.max_tokens == 16
+    assert not message.sampling.HasField("seed")
+    assert not message.sampling.HasField("top_p")
+    given: dict[str, Any] = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "top_k": 7,
+        "seed": -1,
+        "max_tokens": 3,
+        "min_tokens": 2,
+        "presence_penalty": 0.25,
+        "frequency_penalty": -0.25,
+        "repetition_penalty": 1.5,
+        "stop": ["a", "b"],
+        "stop_token_ids": [4],
+        "ignore_eos": True,
+        "logprobs": 2,
+        "priority": -3,
+        "cache_salt": "tenant",
+        "n": 1,
+        "model": "m",
+    }
+    asked = completion(**given)
+    [message] = asked.messages
+    sampling = message.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.min_p) == (0.0, 0.5, 0.1)
+    assert (sampling.top_k, sampling.seed, sampling.max_tokens) == (7, (1 << 64) - 1, 3)
+    assert (sampling.min_tokens, list(sampling.stop)) == (2, ["a", "b"])
+    assert (list(sampling.stop_token_ids), sampling.ignore_eos) == ([4], True)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -0.25)
+    assert (sampling.repetition_penalty, sampling.logprobs, sampling.n) == (1.5, 2, 1)
+    assert (message.priority, message.cache_salt, message.model) == (-3, "tenant", "m")
+    assert (asked.logprobs, asked.unknown) == (2, ())
+    assert completion(top_k=-1).messages[0].sampling.top_k == 0
+    assert completion(n=2).messages[0].sampling.n == 2  # refused for all faces in one place
+
+
+def test_limits_of_a_chat() -> None:
+    assert not chat().messages[0].sampling.HasField("max_tokens")
+    assert chat(max_tokens=5).messages[0].sampling.max_tokens == 5
+    both = chat(max_tokens=5, max_completion_tokens=9)
+    assert both.messages[0].sampling.max_tokens == 9
+
+
+def test_logprobs_of_a_chat_are_a_flag_and_a_number() -> None:
+    assert chat().logprobs is None
+    assert chat(logprobs=False).logprobs is None
+    assert chat(logprobs=True).logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).messages[0].sampling.logprobs == 4
+    with pytest.raises(InvalidRequest, match="goes with logprobs = true"):
+        chat(top_logprobs=4)
+
+
+def test_streams() -> None:
+    asked = chat(stream=True, stream_options={"include_usage": True})
+    assert (asked.is_stream, asked.has_usage, asked.has_running_usage) == (True, True, False)
+    asked = completion(stream=True, stream_options={"continuous_usage_stats": True})
+    assert (asked.has_usage, asked.has_running_usage) == (False, True)
+    with pytest.raises(InvalidRequest, match="goes with stream = true"):
+        chat(stream_options={"include_usage": True})
+
+
+def test_turns() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts, "name": "Ann"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm"},
+    ]
+    turns = chat(messages=messages).messages[0].chat.messages
+    assert [(t.role, t.content) for t in turns] == [
+        ("system", "Be brief."),
+        ("user", "a\nb"),
+        ("assistant", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "messages: there are none"),
+        ("Hi", "is not a list"),
+        (["Hi"], r"messages\[0\]: \"Hi\" is not an object"),
+        ([{"role": "tool", "content": "x"}], "tool calls are not part of this version"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content: 3 is not a string"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            r'messages\[0\].content\[0\].type: "image_url": only text',
+        ),
+    ],
+)
+def test_conversations_that_are_none(messages: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        chat(messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("body", "thinking", "effort"),
+    [
+        ({}, None, ""),
+        ({"thinking": {"type": "enabled"}}, True, ""),
+        ({"thinking": {"type": "disabled"}}, False, ""),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True, ""),
+        ({"chat_template_kwargs": {"thinking": False, "reasoning_effort": "ultra"}}, False, "max"),
+        (
+            {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}},
+            True,
+            "",
+        ),
+        ({"reasoning_effort": "medium"}, None, "high"),
+        ({"reasoning_effort": "minimal"}, None, "low"),
+        ({"reasoning_effort": "none"}, False, ""),
+    ],
+)
+def test_the_switch_for_thinking(body: dict[str, Any], thinking: bool | None, effort: str) -> None:
+    prompt = chat(**body).messages[0].chat
+    assert (prompt.thinking if prompt.HasField("thinking") else None) == thinking
+    assert prompt.reasoning_effort == effort
+
+
+def test_switches_that_are_none() -> None:
+    with pytest.raises(InvalidRequest, match=r'thinking\.type: "maybe": send "enabled"'):
+        chat(thinking={"type": "maybe"})
+    with pytest.raises(InvalidRequest, match='reasoning_effort: "much": send one of none'):
+        chat(reasoning_effort="much")
+
+
+REFUSED: list[tuple[str, object]] = [
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("functions", [{}]),
+    ("response_format", {"type": "json_object"}),
+    ("logit_bias", {"5": 1}),
+    ("modalities", ["audio"]),
+    ("guided_json", {}),
+    ("structured_outputs", {"regex": "a"}),
+    ("include_stop_str_in_output", True),
+    ("skip_special_tokens", False),
+    ("truncate_prompt_tokens", 5),
+    ("continue_final_message", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_known_values_without_support_are_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**{name: value})
+    assert caught.value.reason is Reason.UNSUPPORTED_PARAMETER
+    assert caught.value.violations[0].field == name
+
+
+@pytest.mark.parametrize("body", [{"best_of": 2}, {"suffix": "x"}, {"echo": True, "logprobs": 1}])
+def test_the_same_of_completions(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(**body)
+    assert caught.value.reason is Reason.UNSUPPORTED_PARAMETER
+
+
+def test_values_that_change_nothing_are_accepted() -> None:
+    asked = chat(
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        logit_bias={},
+        user="me",
+        metadata={"a": "b"},
+        parallel_tool_calls=True,
+        colour="blue",
+    )
+    assert asked.unknown == ("colour",)
