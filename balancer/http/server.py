@@ -68,6 +68,8 @@ async def serving(app: ASGIApp, settings: HttpSettings) -> AsyncIterator[str]:
     except BaseExceptionGroup as errors:
         # One cause explains the end better than the group it came in.
         raise errors.exceptions[0] from errors
+    finally:
+        listener.close()
 
 
 def _listen(settings: HttpSettings) -> socket.socket:

@@ -8,13 +8,14 @@ import json
 from contextlib import asynccontextmanager
 
 import grpc.aio
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from balancer.config import BalancerSettings
 from balancer.service import serve
 from balancer.text import ModelFilesError
-from disagg.v1 import generation_pb2, generation_pb2_grpc
+from disagg.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from runtime.clock import SystemClock
 from runtime.serve import StopSignals
 from tests.fakes.front_door import MODEL, FakeStore, front_door
@@ -56,8 +57,9 @@ async def running(store: FakeStore, **sections: object):
         line = json.loads(ready.getvalue())
         assert line["event"] == "ready"
         assert line["role"] == "balancer"
+        assert ("http" in line) == ("http" in sections)
         async with grpc.aio.insecure_channel(line["address"]) as channel:
-            yield channel
+            yield (channel, line["http"]) if "http" in line else channel
             stop.request()
             async with asyncio.timeout(10):
                 await task
@@ -152,3 +154,29 @@ async def test_members_that_fall_silent_are_forgotten() -> None:
         assert (await balancer.examine()).is_ready
         door.store.reachable = False
         assert (await balancer.examine()).cause == "store_down"
+
+
+async def test_a_stop_lets_an_http_answer_end_and_refuses_the_next() -> None:
+    p0, d0 = prefill_member(), decode_member()
+    await p0.start()
+    await d0.start()
+    body = {"prompt": "x", "max_tokens": 400, "stream": True}
+    try:
+        async with (
+            httpx2.AsyncClient(trust_env=False, timeout=10) as client,
+            running(FakeStore(), http={"port": 0}) as (channel, address),
+        ):
+            await p0.announce(channel)
+            await d0.announce(channel)
+            url = f"http://{address}/v1/completions"
+            async with client.stream("POST", url, json=body) as stream:
+                lines = stream.aiter_lines()
+                await anext(lines)
+                stub = admin_pb2_grpc.AdminServiceStub(channel)
+                await stub.Drain(admin_pb2.DrainRequest(), timeout=5)
+                assert (await client.post(url, json=body)).status_code == 503
+                rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+    finally:
+        await p0.stop()
+        await d0.stop()
