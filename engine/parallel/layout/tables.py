@@ -6,9 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.parallel.errors import LayoutError
 
 ROW_ALIGNMENT: Final = 256
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,11 @@ class TableShards:
                 f"row {row} is not in 0..{self.num_rows - 1}: padding rows are never requested"
             )
         return divmod(row, self.rows_per_rank)
+
+    def places(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Owner ranks and local indices of real rows, each of the shape of `rows`."""
+        owners, places = np.divmod(rows, self.rows_per_rank)
+        return owners, places
 
     def bytes_per_rank(self, row_bytes: int) -> int:
         """Bytes of one part, padding included."""

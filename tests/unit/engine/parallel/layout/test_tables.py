@@ -1,5 +1,6 @@
 """Row shards of the Engram table: vectors T-N by name."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +60,13 @@ def test_padding_is_never_requested():
 def test_sizes_below_one_are_refused():
     with pytest.raises(LayoutError, match="enp is 0"):
         TableShards(num_rows=3, enp=0)
+
+
+@given(rows=st.integers(1, 3000), enp=st.integers(1, 40), data=st.data())
+def test_many_rows_have_the_places_of_each(rows, enp, data):
+    shards = TableShards(num_rows=rows, enp=enp)
+    asked = data.draw(st.lists(st.integers(0, rows - 1), max_size=8))
+    owners, places = shards.places(np.array(asked, dtype=np.int64))
+    assert list(zip(owners.tolist(), places.tolist(), strict=True)) == [
+        shards.place(row) for row in asked
+    ]
