@@ -6,6 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.model.sizing.catalog import read_config
+from engine.model.sizing.sizes import ModelSizes
+from engine.parallel.layout import Layout
+from engine.parallel.ledger import StepShape, predict_step
 from engine.parallel.worker import run_group
 from tests.distributed.ranks import context_ranks
 from tests.fakes.models import GOLDEN, load
@@ -22,6 +26,18 @@ STEPS = [
     ("decode", [[0, 0], [1, 1]]),
     ("decode", [[1, 1], [1, 1]]),
 ]
+
+
+def predicted_gathers(num_ranks: int, cp: int) -> int:
+    """What the ledger says of the context channel, over all steps."""
+    model = ModelSizes.from_config(read_config(str(MODEL))).step_model()
+    layout = Layout(dp=num_ranks // cp, cp=cp, ep=num_ranks)
+    return sum(
+        line.count
+        for kind, _ in STEPS
+        for line in predict_step(layout, model, StepShape(tokens=8, is_prefill=kind == "prefill"))
+        if line.channel == "sequence"
+    )
 
 
 @pytest.mark.medium
@@ -41,6 +57,7 @@ def test_bits_are_those_of_one_rank(backend, num_ranks, cp, tmp_path, monkeypatc
     sources = sum(layer.owns_kv for layer in config.layers)
     gathers = prefills * (config.num_layers + sources + 1)
     gathers += (len(STEPS) - prefills) * config.num_layers
+    assert gathers == predicted_gathers(num_ranks, cp)
     for rank in range(num_ranks):
         plans = context_ranks.steps_of(
             options, rank // cp, one.layout.block_tokens, config.vocab_size

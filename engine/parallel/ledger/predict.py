@@ -86,7 +86,8 @@ class StepShape:
 
     Args:
         tokens: rows of one attention group in this step.
-        is_prefill: context parallelism acts in prefill steps only.
+        is_prefill: context ranks share the rows of prefill steps; of decode steps each has all
+            rows, and they are cut as on path B.
         path: of the rows to the experts.
         cuts_rows: path B cuts replicated rows; without, each is dispatched attn_tp times.
         is_fused: dispatch, experts and combine are one kernel.
@@ -220,10 +221,24 @@ def _experts(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Lin
         count = layers if layout.replica_size > 1 else 0
         yield Line(channel="domain", operation="all_reduce", count=count, num_bytes=count * traffic)
         return
+    # Ranks that hold the same rows cut them, so that each is dispatched once.
+    inner, channel = 1, "attention"
+    if shape.path is Path.B and shape.cuts_rows:
+        inner = width
+    elif layout.cp > 1 and not shape.is_prefill:
+        inner, channel = layout.cp, "sequence"
+    rows = _rows_per_rank(layout, shape, inner=inner)
+    yield from _dispatches(layout, model, shape, rows)
+    if inner > 1:
+        chunk = rows * 2 * hidden * (inner - 1)
+        yield Line(channel=channel, operation="all_gather", count=layers, num_bytes=layers * chunk)
+
+
+def _dispatches(layout: Layout, model: StepModel, shape: StepShape, rows: int) -> Iterator[Line]:
+    """Of `rows` rows to the ranks that hold the experts, and back."""
     if layout.ep == 1:
         return
-    is_cut = shape.path is Path.B and shape.cuts_rows
-    rows = _rows_per_rank(layout, shape, is_cut=is_cut)
+    layers, hidden = model.num_moe_layers, model.hidden
     # Worst case: every choice of a row lives on another rank.
     targets = rows * model.top_k
     sent = layers * targets * shape.wire.dispatch_bytes(hidden)
@@ -239,11 +254,6 @@ def _experts(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Lin
     else:
         yield Line(channel="experts", operation="dispatch", count=layers, num_bytes=sent)
         yield Line(channel="experts", operation="combine", count=layers, num_bytes=returned)
-    if is_cut and width > 1:
-        chunk = rows * 2 * hidden * (width - 1)
-        yield Line(
-            channel="attention", operation="all_gather", count=layers, num_bytes=layers * chunk
-        )
 
 
 def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
@@ -277,11 +287,13 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
         yield Line(channel=channel, operation=operation, count=layers, num_bytes=layers * traffic)
 
 
-def _rows_per_rank(layout: Layout, shape: StepShape, *, is_cut: bool = False) -> int:
-    """Rows of a group that one of its ranks handles, padded to equal parts."""
-    parts = layout.cp if shape.is_prefill else 1
-    if is_cut:
-        parts *= layout.attn_tp
+def _rows_per_rank(layout: Layout, shape: StepShape, *, inner: int = 1) -> int:
+    """Rows of a group that one of its ranks handles, padded to equal parts.
+
+    Args:
+        inner: ranks over which equal rows are cut.
+    """
+    parts = (layout.cp if shape.is_prefill else 1) * inner
     return -(-shape.tokens // parts)
 
 

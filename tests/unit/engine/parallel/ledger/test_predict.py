@@ -113,8 +113,18 @@ def test_bytes_of_context_gathers():
     assert lines["sequence", "source_gather"].num_bytes == 500 * (3 * 4096 + 1024)
     assert lines["sequence", "exit_gather"].num_bytes == 500 * 10_240
     assert lines["experts", "dispatch"].num_bytes == 40 * 500 * 31_680
-    decode = by_name(predict_step(CONTEXT, V41, StepShape(tokens=60)))
-    assert not [channel for channel, _ in decode if channel == "sequence"]
+
+
+def test_context_ranks_cut_decode_rows_as_on_path_b():
+    lines = by_name(predict_step(CONTEXT, V41, StepShape(tokens=60)))
+    assert [key for key in lines if key[0] == "sequence"] == [("sequence", "all_gather")]
+    assert lines["sequence", "all_gather"].count == 40
+    assert lines["sequence", "all_gather"].num_bytes == 40 * 30 * 10_240
+    assert lines["experts", "dispatch"].num_bytes == 40 * 30 * 31_680
+    # Also where nothing is dispatched: each rank has the results of its part of the rows.
+    alone = by_name(predict_step(Layout(cp=2), V41, StepShape(tokens=60)))
+    assert ("sequence", "all_gather") in alone
+    assert not [key for key in alone if key[0] == "experts"]
 
 
 def test_path_b_sends_each_row_once():
