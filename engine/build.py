@@ -1,17 +1,23 @@
-"""Builds a rank's engine from a model directory: config, layout, weights, pool, runner, engine."""
+"""Builds a rank from a model directory: config, layout, weights, pool, runner, engine.
+
+A rank is an engine of its own, the leader of one with several ranks, or a follower of such a leader
+(see `engine.parallel.plans`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from disagg_kernels import Kernels, select_kernels
 from disagg_kernels.reference.dense import ROW_MULTIPLE
-from disagg_kernels.testing import Shapes, row_dependences
-from engine.config import EngineSettings, ModelLimits, SettingsError
+from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits, SettingsError
 from engine.engine import LLMEngine
 from engine.handoff import KvLayout, weights_revision
+from engine.invariance import require_invariance
 from engine.kv_pool import KvPool
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
@@ -19,10 +25,21 @@ from engine.model.experts import ExpertPlacement
 from engine.model.rebalancer import ExpertRebalancer
 from engine.model_runner import ModelRunner
 from engine.parallel.dispatch import DispatchShape
+from engine.parallel.errors import GroupError
 from engine.parallel.experts import LoadWindow
-from engine.parallel.layout import ExpertSlots
+from engine.parallel.layout import (
+    AttentionShape,
+    ExpertShape,
+    ExpertSlots,
+    RunLayout,
+    data_parallel,
+    require_runnable,
+)
+from engine.parallel.lockstep import EngineKind
+from engine.parallel.plans.follower import Follower
+from engine.parallel.plans.leader import LeadingRunner
 from engine.parallel.ports import Ports, RankContext, open_ports
-from engine.plan import StepKind
+from engine.plan import Runner, StepKind
 
 # Contexts of released models; below it a model is a test model and gets its smallest clean cut.
 _LONG_CONTEXT = 65536
@@ -30,6 +47,13 @@ _LONG_BLOCK_TOKENS = 128
 _SHORT_BLOCK_TOKENS = 32
 
 QUANTISER_CHOICES = ("auto", "on", "off")
+# Elements of an expert's row that share a scale in quantised checkpoints.
+_SCALE_BLOCK = 32
+_KINDS = {
+    EngineRole.NORMAL: EngineKind.NORMAL,
+    EngineRole.PREFILL: EngineKind.PREFILL,
+    EngineRole.DECODE: EngineKind.DECODE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +65,30 @@ class BuiltEngine:
     layout: KvLayout
     ports: Ports
     kernels: Kernels
+    leading: LeadingRunner | None = None
+
+    def close(self) -> None:
+        """Lets followers go and the ports; once, after the last step of the engine."""
+        if self.leading is not None:
+            # A follower that is lost needs no word.
+            with contextlib.suppress(GroupError):
+                self.leading.stop()
+        self.ports.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltFollower:
+    """A rank that repeats what its leader's runner does."""
+
+    follower: Follower
+    config: ModelConfig
+    layout: KvLayout
+    ports: Ports
+    kernels: Kernels
+
+    def close(self) -> None:
+        """Lets the ports go."""
+        self.ports.close()
 
 
 def default_block_tokens(config: ModelConfig) -> int:
@@ -82,6 +130,24 @@ def kv_layout(
     )
 
 
+def require_layout(config: ModelConfig, run: RunLayout, role: EngineRole) -> None:
+    """Checks that engines of a role can run a model in a layout, before any rank is started.
+
+    Raises:
+        LayoutError: they cannot; names every reason and a way out.
+    """
+    require_runnable(
+        run,
+        kind=_KINDS[role],
+        attention=AttentionShape(num_heads=config.num_attention_heads, num_groups=config.o_groups),
+        expert=ExpertShape(
+            intermediate=config.moe_intermediate_size,
+            quantisation_block=_SCALE_BLOCK if config.has_quantised_weights else 1,
+        ),
+        num_experts=config.n_routed_experts,
+    )
+
+
 def build_engine(
     directory: Path,
     settings: EngineSettings,
@@ -92,13 +158,40 @@ def build_engine(
     min_redundant: int = 0,
     rebalance_interval_steps: int | None = None,
 ) -> BuiltEngine:
-    """Loads a rank's part of a model and returns its engine; a collective of the group.
+    """Builds a rank that is an engine of its own; see `build_rank`."""
+    built = build_rank(
+        directory,
+        settings,
+        layout=layout,
+        context=context,
+        kv_quantisers=kv_quantisers,
+        min_redundant=min_redundant,
+        rebalance_interval_steps=rebalance_interval_steps,
+    )
+    assert isinstance(built, BuiltEngine), "without a layout every rank leads itself"
+    return built
+
+
+def build_rank(
+    directory: Path,
+    settings: EngineSettings,
+    *,
+    layout: KvLayout | None = None,
+    context: RankContext | None = None,
+    run: RunLayout | None = None,
+    kv_quantisers: str = "auto",
+    min_redundant: int = 0,
+    rebalance_interval_steps: int | None = None,
+) -> BuiltEngine | BuiltFollower:
+    """Loads a rank's part of a model and returns what it is; a collective of the world.
 
     Args:
         directory: Hugging Face checkpoint directory.
         settings: Cache, scheduler and role; without `block_tokens` the model's default.
         layout: KV layout, if the caller already has it.
-        context: Place in the rank group; None is a group of one.
+        context: Place in the world; None is a world of one.
+        run: Layout of the world, equal on all ranks; None is an engine on each rank, all of which
+            share the experts.
         kv_quantisers: `auto`, `on` or `off`.
         min_redundant: Fewest redundant experts of a layer; equal on all ranks.
         rebalance_interval_steps: Steps between two moves of experts by their load; None never.
@@ -108,6 +201,8 @@ def build_engine(
         SettingsError, LayoutError: settings that contradict each other or the model.
         GroupError: another rank is late or lost.
     """
+    context = context or RankContext()
+    run = run or data_parallel(context.num_ranks)
     if layout is None:
         layout = kv_layout(
             directory, block_tokens=settings.block_tokens, kv_quantisers=kv_quantisers
@@ -119,22 +214,24 @@ def build_engine(
         )
     settings = dataclasses.replace(settings, block_tokens=layout.block_tokens)
     config = layout.config
+    require_layout(config, run, settings.role)
     if settings.batch_invariant:
-        _require_invariance(select_kernels("cpu"), config)
+        require_invariance(select_kernels("cpu"), config)
     # The self-test above went through the checks; in every step they would cost a twentieth.
     kernels = select_kernels("cpu", checked=False)
     rows = max(settings.max_num_batched_tokens, ROW_MULTIPLE)
     ports = open_ports(
-        context or RankContext(),
+        context,
         hidden=config.hidden_size,
         top_k=config.num_experts_per_tok,
         max_tokens=rows,
+        run=run,
     )
     try:
         parts = _Experts(
             slots=ExpertSlots(
                 num_logical=config.n_routed_experts,
-                ep=ports.dispatcher.num_ranks,
+                ep=run.layout.ep,
                 min_redundant=min_redundant,
             ),
             shape=DispatchShape(
@@ -142,14 +239,14 @@ def build_engine(
             ),
             interval_steps=rebalance_interval_steps,
         )
-        engine = _assemble(directory, settings, layout, kernels, ports, parts)
+        built = _assemble(directory, settings, layout, kernels, ports, parts)
         ports.ready()
     except BaseException:
         # Peers that have opened theirs must not wait for a rank that will not come.
         ports.abort()
         ports.close()
         raise
-    return BuiltEngine(engine=engine, config=config, layout=layout, ports=ports, kernels=kernels)
+    return built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +284,7 @@ class _Experts:
                 min_redundant=slots.min_redundant,
             ),
             loads=loads,
+            groups=ports.groups,
         )
         if loads is None or self.interval_steps is None:
             return model, None
@@ -207,8 +305,7 @@ def _assemble(
     kernels: Kernels,
     ports: Ports,
     experts: _Experts,
-) -> LLMEngine:
-    config = layout.config
+) -> BuiltEngine | BuiltFollower:
     model, rebalancer = experts.load(
         directory, layout, kernels, ports, batch_invariant=settings.batch_invariant
     )
@@ -228,7 +325,58 @@ def _assemble(
     runner = ModelRunner(
         model, layout, pool, row_multiple=ROW_MULTIPLE if settings.batch_invariant else 1
     )
-    return LLMEngine(
+    if not ports.is_leader:
+        return _follower(layout, kernels, ports, runner, on_step)
+    return _leader(settings, cache, layout, kernels, ports, runner, on_step)
+
+
+def _follower(
+    layout: KvLayout,
+    kernels: Kernels,
+    ports: Ports,
+    runner: Runner,
+    on_step: Callable[[StepKind], None],
+) -> BuiltFollower:
+    assert ports.plans is not None
+
+    def on_step_told(kind: StepKind) -> None:
+        # The leader's vote opens its step; here nobody votes.
+        ports.ledger.begin_step()
+        on_step(kind)
+
+    return BuiltFollower(
+        follower=Follower(
+            runner,
+            ports.plans,
+            progress=ports.progress,
+            on_step=on_step_told,
+            on_failure=ports.abort,
+        ),
+        config=layout.config,
+        layout=layout,
+        ports=ports,
+        kernels=kernels,
+    )
+
+
+def _leader(
+    settings: EngineSettings,
+    cache: CacheSize,
+    layout: KvLayout,
+    kernels: Kernels,
+    ports: Ports,
+    runner: Runner,
+    on_step: Callable[[StepKind], None],
+) -> BuiltEngine:
+    config = layout.config
+    leading = LeadingRunner(runner, ports.plans) if ports.plans is not None else None
+
+    def on_step_led(kind: StepKind) -> None:
+        if leading is not None:
+            leading.begin_step(kind)
+        on_step(kind)
+
+    engine = LLMEngine(
         settings=settings,
         limits=ModelLimits(
             vocab_size=config.vocab_size,
@@ -236,48 +384,16 @@ def _assemble(
             eos_token_ids=config.eos_token_ids,
         ),
         cache=cache,
-        runner=runner,
+        runner=leading or runner,
         vote=ports.vote,
-        on_step=on_step,
+        on_step=on_step_led,
         on_failure=ports.abort,
     )
-
-
-def _require_invariance(kernels: Kernels, config: ModelConfig) -> None:
-    d, width = config.hidden_size, config.head_dim
-    inner = config.num_attention_heads * width // config.o_groups
-    found = row_dependences(
-        kernels,
-        Shapes(
-            linear=(
-                (d, config.q_lora_rank + width),
-                (config.q_lora_rank, config.num_attention_heads * width),
-                (inner, config.o_lora_rank),
-                (config.o_groups * config.o_lora_rank, d),
-                (d, config.n_routed_experts),
-                (d, 2 * config.moe_intermediate_size),
-                (config.moe_intermediate_size, d),
-                (config.hc_mult * d, (2 + config.hc_mult) * config.hc_mult),
-                (config.hc_mult * d, config.hc_mult),
-                (d, min(config.vocab_size, 4096)),
-            ),
-            group_linear=(config.o_groups, inner, config.o_lora_rank),
-            heads=config.num_attention_heads,
-            head_dim=width,
-            index_heads=config.index_n_heads,
-            index_width=config.index_head_dim,
-            streams=config.hc_mult,
-            hidden=d,
-            experts=min(config.n_routed_experts, 16),
-            routed=config.n_routed_experts,
-            top_k=config.num_experts_per_tok,
-            expert_width=config.moe_intermediate_size,
-        ),
+    return BuiltEngine(
+        engine=engine,
+        config=config,
+        layout=layout,
+        ports=ports,
+        kernels=kernels,
+        leading=leading,
     )
-    if found:
-        raise SettingsError(
-            "engine.batch_invariant is on, but on this machine rows depend on their neighbours: "
-            + "; ".join(found)
-            + ". Set engine.batch_invariant to false and accept that equal requests may differ "
-            "where two tokens are almost equally likely"
-        )

@@ -12,7 +12,8 @@ from engine.input_batch import InputBuilder
 from engine.kv_pool import KvPool
 from engine.model.decoder import Decoder
 from engine.model.rotary import RotaryTables
-from engine.plan import StepPlan, StepResult
+from engine.parallel.rows.modes import AgreedRows, Path
+from engine.plan import StepKind, StepPlan, StepResult
 
 
 class ModelRunner:
@@ -40,11 +41,26 @@ class ModelRunner:
                 f"{self._pool.max_tokens} (max_num_batched_tokens)"
             )
         with torch.inference_mode():
+            agreed = self._agree(plan)
             if plan.num_tokens == 0:
-                self._model.serve(is_cut=self._inputs.cuts(plan.kind))
+                self._model.serve(agreed, is_cut=self._inputs.cuts(plan.kind))
                 return StepResult(logits=torch.empty(0, self._model.config.vocab_size))
             inputs = self._inputs.build(plan)
-            return StepResult(logits=self._model(inputs, self._pool))
+            return StepResult(logits=self._model(inputs, self._pool, agreed))
+
+    def _agree(self, plan: StepPlan) -> AgreedRows | None:
+        """Rows of all attention groups, where rows of all meet on every rank; else None.
+
+        The step vote cannot know them: a row may still be dropped when its state is moved in.
+        """
+        groups = self._model.groups
+        if groups.path is not Path.A:
+            return None
+        extends = plan.kind is StepKind.PREFILL and plan.num_tokens > 0
+        own = torch.tensor([[plan.num_tokens, int(extends)]])
+        found = groups.domain.all_gather(own)[:: groups.attn_tp.size]
+        counts, extending = found.unbind(1)
+        return AgreedRows(counts=tuple(counts.tolist()), has_extend=bool(extending.any()))
 
     def export_image(
         self, block_table: Sequence[int], state_slot: int, num_tokens: int, *, blocks: bool = True

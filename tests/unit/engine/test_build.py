@@ -10,16 +10,20 @@ import torch
 
 from disagg_kernels.reference import OPERATIONS
 from engine.build import (
+    BuiltEngine,
     build_engine,
+    build_rank,
     default_block_tokens,
     kv_layout,
     quantisers_enabled,
+    require_layout,
 )
-from engine.config import EngineSettings, SettingsError
+from engine.config import EngineRole, EngineSettings, SettingsError
 from engine.handoff import LayoutError
 from engine.model.config import ModelConfig, ModelConfigError
 from engine.model.weights import CheckpointError
-from engine.parallel.ports import open_ports
+from engine.parallel.layout import parse_layout
+from engine.parallel.ports import RankContext, open_ports
 from engine.request import EngineRequest, SamplingParams, TokenOut
 from tests.fakes.checkpoints import config_of, tensors_of, write_checkpoint
 from tests.fakes.kernels import kernels_with
@@ -204,3 +208,36 @@ def test_quantisers_act_and_tokens_do_not_depend_on_chunks(directory: Path) -> N
         tokens.append(int(logits.argmax()))
     assert cut.image() == whole.image()
     assert load(directory, "on").layout.fingerprint != load(directory, "off").layout.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "message"),
+    [
+        ("dp=2,cp=2", EngineRole.DECODE, "V6: cp 2 with a decode engine"),
+        ("dp=1,attn_tp=16", EngineRole.PREFILL, "HEADS: attn_tp 16 does not divide both"),
+        ("dp=3,ep=2", EngineRole.NORMAL, "V2: ep 2 does not divide dp [*] cp = 3"),
+    ],
+)
+def test_a_layout_the_model_cannot_have_is_refused(
+    text: str, role: EngineRole, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_layout(ModelConfig.load(TINY), parse_layout(text), role)
+
+
+def test_a_rank_alone_leads_itself() -> None:
+    built = build_rank(TINY, settings(batch_invariant=False), run=parse_layout("dp=1"))
+    assert isinstance(built, BuiltEngine)
+    assert built.leading is None
+    built.close()
+    built.close()
+
+
+def test_layouts_of_more_ranks_than_were_started_are_refused() -> None:
+    with pytest.raises(ValueError, match="has 2 ranks, but 1 were started"):
+        build_rank(
+            TINY,
+            settings(batch_invariant=False),
+            context=RankContext(backend="shm"),
+            run=parse_layout("cp=2"),
+        )

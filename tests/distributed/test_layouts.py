@@ -1,0 +1,135 @@
+"""Whole engines in every kind of layout: golden tokens, equal logs, and ranks that are lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.parallel.layout import parse_layout
+from engine.parallel.worker import run_group
+from tests.fakes.models import GOLDEN, golden
+
+RANKS = Path(__file__).parent / "ranks"
+MODEL = GOLDEN / "v4_base"
+TOKENS = 6
+
+
+def prompts_of(model, most):
+    """Short golden prompts and one of several chunks, with their continuations."""
+    cases = sorted(golden(model)["prompts"], key=lambda case: len(case["input_ids"]))
+    longer = [case for case in cases if 100 < len(case["input_ids"]) <= 300]
+    chosen = cases[: most - 1] + longer[:1]
+    return [case["input_ids"] for case in chosen], [case["greedy"][:TOKENS] for case in chosen]
+
+
+def serve(layout, tmp_path, monkeypatch, *, model=MODEL, backend="shm", most=6, **options):
+    """Serves golden prompts in a layout; returns what every rank wrote, tokens checked."""
+    monkeypatch.syspath_prepend(RANKS)
+    run = parse_layout(layout)
+    prompts, expected = prompts_of(model, most)
+    given = {
+        "model": str(model),
+        "layout": layout,
+        "out": str(tmp_path),
+        "prompts": json.dumps(prompts),
+        "tokens": TOKENS,
+        **options,
+    }
+    assert run_group("layout_ranks:serve", run.layout.world_size, given, backend=backend) == 0
+    ranks = [
+        json.loads((tmp_path / f"layout-{rank}.json").read_text())
+        for rank in range(run.layout.world_size)
+    ]
+    engines = run.layout.num_engines
+    for engine in range(engines):
+        found = ranks[engine * run.engine_size]["tokens"]
+        assert found == expected[engine::engines], f"engine {engine} of {layout}"
+    check_logs(run, ranks)
+    return ranks
+
+
+def check_logs(run, ranks):
+    """All members of a channel have the same log."""
+    for rank, found in enumerate(ranks):
+        for channel in run.layout.channels(rank, has_domain=not run.all_to_all):
+            others = {ranks[member]["digests"].get(channel.purpose) for member in channel.members}
+            assert len(others) == 1, (rank, channel.purpose)
+        assert found["counts"]
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp=1,cp=2,ep=2",
+        "dp=2,cp=2,ep=4",
+        "dp=2,cp=2,ep=2",
+        "dp=1,attn_tp=2,path=b",
+        "dp=2,ep=4,attn_tp=2,path=b",
+        "dp=2,ep=4,attn_tp=2,path=a",
+        "dp=2,ep=2,attn_tp=2,path=a",
+        "dp=1,attn_tp=2,path=a",
+        "dp=2,path=a",
+        "dp=1,ep=1,enp=2",
+    ],
+)
+def test_golden_tokens_in_every_kind_of_layout(layout, tmp_path, monkeypatch):
+    serve(layout, tmp_path, monkeypatch)
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("layout", ["dp=1,cp=2,ep=2", "dp=1,attn_tp=2,path=b"])
+def test_golden_tokens_over_gloo(layout, tmp_path, monkeypatch):
+    serve(layout, tmp_path, monkeypatch, backend="gloo", most=4)
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "layout", ["dp=2,cp=2,ep=4", "dp=1,attn_tp=2,path=b", "dp=2,attn_tp=1,path=a"]
+)
+def test_golden_tokens_while_redundant_experts_move(layout, tmp_path, monkeypatch):
+    serve(layout, tmp_path, monkeypatch, min_redundant=2, rebalance_interval_steps=5)
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("layout", ["dp=1,cp=2,ep=2", "dp=2,attn_tp=2,path=a"])
+def test_golden_tokens_with_late_scheduling(layout, tmp_path, monkeypatch):
+    serve(layout, tmp_path, monkeypatch, late=True)
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(120)
+def test_engines_without_prompts_serve_their_peers(tmp_path, monkeypatch):
+    """One prompt on four engines of two ranks: placeholders reach followers too."""
+    ranks = serve("dp=4,cp=2,ep=8", tmp_path, monkeypatch, most=2)
+    counts = ranks[0]["counts"]
+    for rank in ranks:
+        assert rank["counts"]["experts/dispatch"] == counts["experts/dispatch"]
+        assert rank["counts"]["sequence/all_gather"] == counts["sequence/all_gather"]
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("how", "says"), [("dies", "rank 1"), ("stops", "late ranks: 1")])
+def test_a_follower_that_is_lost_is_named_within_the_timeout(how, says, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RANKS)
+    prompts, _ = prompts_of(MODEL, 2)
+    options = {
+        "model": str(MODEL),
+        "layout": "dp=1,cp=2,ep=2",
+        "out": str(tmp_path),
+        "prompts": json.dumps(prompts),
+        "tokens": TOKENS,
+        "lost": 1,
+        "calls": 4,
+        "how": how,
+    }
+    code = run_group("layout_ranks:lose_follower", 2, options, collective_timeout_s=2.0)
+    assert code == (1 if how == "dies" else 0)
+    text = (tmp_path / "error-0").read_text()
+    assert says in text
+    assert "kind prefill" in text
