@@ -14,8 +14,9 @@ from pathlib import Path
 
 from disagg_kernels import Kernels, select_kernels
 from disagg_kernels.reference.dense import ROW_MULTIPLE
-from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits, SettingsError
+from engine.config import CacheSize, EngineSettings, ModelLimits, SettingsError
 from engine.engine import LLMEngine
+from engine.fit import require_layout
 from engine.handoff import KvLayout, weights_revision
 from engine.invariance import require_invariance
 from engine.kv_pool import KvPool
@@ -27,15 +28,7 @@ from engine.model_runner import ModelRunner
 from engine.parallel.dispatch import DispatchShape
 from engine.parallel.errors import GroupError
 from engine.parallel.experts import LoadWindow
-from engine.parallel.layout import (
-    AttentionShape,
-    ExpertShape,
-    ExpertSlots,
-    RunLayout,
-    data_parallel,
-    require_runnable,
-)
-from engine.parallel.lockstep import EngineKind
+from engine.parallel.layout import ExpertSlots, RunLayout, data_parallel
 from engine.parallel.plans.follower import Follower
 from engine.parallel.plans.leader import LeadingRunner
 from engine.parallel.ports import Ports, RankContext, open_ports
@@ -47,13 +40,6 @@ _LONG_BLOCK_TOKENS = 128
 _SHORT_BLOCK_TOKENS = 32
 
 QUANTISER_CHOICES = ("auto", "on", "off")
-# Elements of an expert's row that share a scale in quantised checkpoints.
-_SCALE_BLOCK = 32
-_KINDS = {
-    EngineRole.NORMAL: EngineKind.NORMAL,
-    EngineRole.PREFILL: EngineKind.PREFILL,
-    EngineRole.DECODE: EngineKind.DECODE,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,24 +113,6 @@ def kv_layout(
         block_tokens=block_tokens or default_block_tokens(config),
         quantisers=quantisers_enabled(config, kv_quantisers),
         weights_revision=weights_revision(directory),
-    )
-
-
-def require_layout(config: ModelConfig, run: RunLayout, role: EngineRole) -> None:
-    """Checks that engines of a role can run a model in a layout, before any rank is started.
-
-    Raises:
-        LayoutError: they cannot; names every reason and a way out.
-    """
-    require_runnable(
-        run,
-        kind=_KINDS[role],
-        attention=AttentionShape(num_heads=config.num_attention_heads, num_groups=config.o_groups),
-        expert=ExpertShape(
-            intermediate=config.moe_intermediate_size,
-            quantisation_block=_SCALE_BLOCK if config.has_quantised_weights else 1,
-        ),
-        num_experts=config.n_routed_experts,
     )
 
 

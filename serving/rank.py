@@ -3,9 +3,14 @@
 `supervise` checks what can be checked at once and starts one process per rank; `serve_rank` builds
 the engine of a rank, opens the store and serves until it is asked to stop. What is served is a
 `Role`: the one thing in which the services differ.
+
+An engine of several ranks is served by its leader, which is one member of the cluster. Its
+followers have no server, no store and no heartbeat; they repeat what the leader's runner does and
+end when it does.
 """
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, closing
@@ -19,10 +24,12 @@ from disagg.admin import AdminServicer
 from disagg.announce import Announcement, MemberCard, beat_over
 from disagg.v1 import admin_pb2_grpc, membership_pb2
 from engine.async_engine import AsyncEngine
-from engine.build import BuiltEngine, build_engine, kv_layout
-from engine.config import EngineRole, EngineSettings
+from engine.build import BuiltEngine, BuiltFollower, build_rank, kv_layout
+from engine.config import EngineRole, EngineSettings, SettingsError
+from engine.fit import require_layout
 from engine.handoff import KvLayout
 from engine.model.weights import load_weights
+from engine.parallel.layout import RunLayout, data_parallel, parse_layout
 from engine.parallel.worker import RankContext, run_group
 from kvstore.config import KvStoreConfig
 from kvstore.errors import KvStoreError
@@ -31,7 +38,7 @@ from runtime.channel import open_channel
 from runtime.clock import Clock, SystemClock, system_random
 from runtime.errors import ErrorMap, ExitCode
 from runtime.heartbeat import Heartbeat
-from runtime.logging import configure_logging
+from runtime.logging import configure_logging, get_logger
 from runtime.metrics import Metrics
 from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, new_member_id, run_rank
 from runtime.serve import Host, ListenError, StopSignals, check_addresses
@@ -41,6 +48,8 @@ from serving.settings import EngineProcessSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_log = get_logger(__name__)
 
 STARTUP_ERRORS: Mapping[type[Exception], ExitCode] = {
     # Settings, config.json, checkpoint and layout: all are kinds of ValueError.
@@ -126,14 +135,32 @@ class Role(Generic[S]):
         return self.kind.value
 
 
-def preflight(settings: EngineProcessSettings) -> None:
-    """Checks addresses, model directory and store before any rank is started.
+def run_layout(settings: EngineProcessSettings) -> RunLayout:
+    """The layout of the group: that of the settings, or an engine on each of `ranks`.
+
+    Raises:
+        LayoutError: There is no such layout.
+    """
+    if settings.group.layout:
+        return parse_layout(settings.group.layout)
+    return data_parallel(settings.group.ranks)
+
+
+def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
+    """Checks layout, addresses, model directory and store before any rank is started.
 
     Raises:
         Exception: Of the classes of `STARTUP_ERRORS`.
     """
-    check_addresses(settings.listen, settings.group.ranks)
+    group, run = settings.group, run_layout(settings)
+    if group.layout and "ranks" in group.model_fields_set and group.ranks != run.layout.world_size:
+        raise SettingsError(
+            f"group.ranks is {group.ranks}, but layout {run} has {run.layout.world_size} ranks: "
+            "leave one of them out"
+        )
+    check_addresses(settings.listen, run.layout.num_engines)
     layout = _layout(settings)
+    require_layout(layout.config, run, kind)
     load_weights(settings.model.path, layout.config)
     with closing(_open_store(settings, layout, "preflight", 0, SystemClock())) as store:
         store.ping()
@@ -160,10 +187,10 @@ def supervise(role: Role[S], arguments: Sequence[str] | None = None) -> int:
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": role.name})
     with exits(role.prog, STARTUP_ERRORS):
-        preflight(settings)
+        preflight(settings, role.kind)
         return run_group(
             role.entry,
-            settings.group.ranks,
+            run_layout(settings).layout.world_size,
             {"settings": settings.model_dump_json()},
             backend=settings.group.backend,
             group_name=settings.group.name,
@@ -195,14 +222,26 @@ def serve_rank(
     with exits(f"{settings.group.name}-r{context.rank}", STARTUP_ERRORS):
         built = _build(role, settings, context)
         try:
-            asyncio.run(_serve(role, context, settings, built))
+            if isinstance(built, BuiltFollower):
+                _follow(context, built)
+            else:
+                asyncio.run(_serve(role, context, settings, built))
         finally:
-            built.ports.close()
+            built.close()
 
 
-def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine:
+def _follow(context: RankContext, built: BuiltFollower) -> None:
+    # A follower drains by following: its leader is asked to stop, and ends it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leader = built.ports.run.layout.leader_of(context.rank)
+    _log.info("rank.following", rank=context.rank, leader=leader)
+    built.follower.follow()
+    _log.info("rank.ended", rank=context.rank)
+
+
+def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine | BuiltFollower:
     section = settings.engine
-    return build_engine(
+    return build_rank(
         settings.model.path,
         EngineSettings(
             role=role.kind,
@@ -217,6 +256,7 @@ def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine:
         ),
         layout=_layout(settings),
         context=context,
+        run=run_layout(settings),
         kv_quantisers=settings.model.kv_quantisers,
         min_redundant=section.min_redundant,
         rebalance_interval_steps=section.rebalance_interval_steps,
@@ -225,7 +265,8 @@ def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine:
 
 async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltEngine) -> None:
     clock, metrics, layout = SystemClock(), Metrics(), built.layout
-    member_id = new_member_id(role.name, context.group_name, context.rank)
+    number = context.rank // built.ports.run.engine_size
+    member_id = new_member_id(role.name, context.group_name, number)
     with ExitStack() as stack:
         threads = {
             name: stack.enter_context(ThreadPoolExecutor(size, name))
@@ -234,7 +275,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
         # Of its own: a rank is not unready because its other threads are busy.
         pinger = stack.enter_context(ThreadPoolExecutor(1, "ping"))
         store = stack.enter_context(
-            closing(_open_store(settings, layout, member_id, context.rank, clock))
+            closing(_open_store(settings, layout, member_id, number, clock))
         )
         engine = AsyncEngine(built.engine, clock=clock.now)
         parts = Parts(
@@ -250,7 +291,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
         await run_rank(
             RankPlan(
                 role=role.name,
-                rank=context.rank,
+                rank=number,
                 services=[role.service, ADMIN_SERVICE],
                 work=role.work,
                 listen=settings.listen,
@@ -263,7 +304,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
                 dependency="store",
                 ping=store.ping,
                 equip=_equipment(role, parts, service),
-                announce=_announcer(role, context, parts, built, member_id),
+                announce=_announcer(role, context, parts, built, member_id, number),
                 on_tick=service.on_tick,
             )
         )
@@ -292,7 +333,12 @@ def _equipment(role: Role[S], parts: Parts[S], service: Service) -> Callable[[Ho
 
 
 def _announcer(
-    role: Role[S], context: RankContext, parts: Parts[S], built: BuiltEngine, member_id: str
+    role: Role[S],
+    context: RankContext,
+    parts: Parts[S],
+    built: BuiltEngine,
+    member_id: str,
+    number: int,
 ) -> Callable[[Host, StopSignals, AsyncExitStack], list[Heartbeat]]:
     settings, engine, layout = parts.settings, parts.engine, parts.layout
 
@@ -303,8 +349,8 @@ def _announcer(
                 role=_MEMBER_ROLES[role.kind],
                 address=host.address,
                 group_id=context.group_name,
-                rank=context.rank,
-                group_size=context.num_ranks,
+                rank=number,
+                group_size=built.ports.run.layout.num_engines,
                 fingerprint=layout.fingerprint,
                 model=settings.model.name or settings.model.path.resolve().name,
                 max_model_len=built.engine.context_tokens,

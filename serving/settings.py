@@ -23,6 +23,11 @@ class GroupSettings(Settings):
     """The ranks that run in lockstep."""
 
     ranks: int = setting(1, help="rank processes, each an engine", flag="--ranks", ge=1)
+    layout: str = setting(
+        "",
+        help="sizes of the parallel axes, e.g. dp=4,cp=2,ep=8, instead of ranks",
+        flag="--layout",
+    )
     name: str = setting(help="name of the group, unique in a cluster", flag="--group")
     backend: Literal["shm", "gloo"] = setting("shm", help="transport between the ranks")
     collective_timeout_s: float = setting(30.0, help="seconds a collective may take", gt=0)

@@ -16,9 +16,8 @@ from engine.build import (
     default_block_tokens,
     kv_layout,
     quantisers_enabled,
-    require_layout,
 )
-from engine.config import EngineRole, EngineSettings, SettingsError
+from engine.config import EngineSettings, SettingsError
 from engine.handoff import LayoutError
 from engine.model.config import ModelConfig, ModelConfigError
 from engine.model.weights import CheckpointError
@@ -210,19 +209,9 @@ def test_quantisers_act_and_tokens_do_not_depend_on_chunks(directory: Path) -> N
     assert load(directory, "on").layout.fingerprint != load(directory, "off").layout.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("text", "role", "message"),
-    [
-        ("dp=2,cp=2", EngineRole.DECODE, "V6: cp 2 with a decode engine"),
-        ("dp=1,attn_tp=16", EngineRole.PREFILL, "HEADS: attn_tp 16 does not divide both"),
-        ("dp=3,ep=2", EngineRole.NORMAL, "V2: ep 2 does not divide dp [*] cp = 3"),
-    ],
-)
-def test_a_layout_the_model_cannot_have_is_refused(
-    text: str, role: EngineRole, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        require_layout(ModelConfig.load(TINY), parse_layout(text), role)
+def test_a_layout_the_model_cannot_have_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(ValueError, match="HEADS: attn_tp 16 does not divide both"):
+        build_rank(TINY, settings(), run=parse_layout("attn_tp=16"))
 
 
 def test_a_rank_alone_leads_itself() -> None:

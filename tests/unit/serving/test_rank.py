@@ -13,6 +13,7 @@ import pytest
 import decode_service.rank
 import prefill_service.rank
 from engine.build import kv_layout
+from engine.config import EngineRole
 from kvstore.errors import StoreDown
 from prefill_service.config import PrefillSettings
 from runtime.errors import ExitCode
@@ -47,7 +48,7 @@ def only_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_good_model_and_a_store_pass() -> None:
-    rank.preflight(settings())
+    rank.preflight(settings(), EngineRole.PREFILL)
 
 
 def test_no_model_directory(
@@ -104,7 +105,7 @@ def test_no_store(role: Role[Any], capsys: pytest.CaptureFixture[str], tmp_path:
     assert caught.value.code == ExitCode.DEPENDENCY
     assert f"{tmp_path}/none.sock cannot be reached" in only_line(capsys)
     with pytest.raises(StoreDown):
-        rank.preflight(settings(store=url))
+        rank.preflight(settings(store=url), EngineRole.PREFILL)
 
 
 def test_a_port_of_a_later_rank_is_taken(
@@ -141,3 +142,45 @@ def test_the_fingerprint_does_not_depend_on_the_place_of_the_model(tmp_path: Pat
     for name in ("config.json", "model.safetensors"):
         shutil.copy(MODEL / name, tmp_path / name)
     assert kv_layout(tmp_path).fingerprint == kv_layout(MODEL).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("dp=2,tp=2", "'tp=2' is not one of dp, cp, ep, enp, attn_tp, path"),
+        ("dp=3,ep=2", "ep 2 does not divide dp * cp = 3 * 1 = 3"),
+        ("attn_tp=16", "attn_tp 16 does not divide both the"),
+        ("dp=2,cp=2,attn_tp=2", "cp 2 and attn_tp 2 both decide"),
+    ],
+)
+def test_a_layout_that_cannot_be(
+    role: Role[Any], capsys: pytest.CaptureFixture[str], layout: str, words: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, ["--model", str(MODEL), "--store", "memory://", "--layout", layout])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert words in only_line(capsys)
+
+
+def test_decode_never_shares_tokens_of_a_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", str(MODEL), "--store", "memory://", "--layout", "dp=2,cp=2"]
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(decode_service.rank.ROLE, arguments)
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "cp 2 with a decode engine" in only_line(capsys)
+    rank.preflight(settings(**{"group.layout": "dp=2,cp=2"}), EngineRole.PREFILL)
+
+
+def test_ranks_that_contradict_the_layout(
+    role: Role[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", str(MODEL), "--store", "memory://", "--ranks", "3"]
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, [*arguments, "--layout", "dp=2"])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert "group.ranks is 3, but layout dp=2,ep=2 has 2 ranks" in only_line(capsys)
+
+
+def test_without_a_layout_every_rank_is_an_engine() -> None:
+    assert str(rank.run_layout(settings(**{"group.ranks": "4"}))) == "dp=4,ep=4"
+    assert str(rank.run_layout(settings(**{"group.layout": "ep=4,cp=2"}))) == "dp=2,cp=2,ep=4"
