@@ -7,42 +7,37 @@ for when the rank has loaded its model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.parallel.areas import AreaPlan
 from engine.parallel.channels import GlooChannel
 from engine.parallel.dispatch import Dispatcher, DispatchShape, LocalDispatcher
 from engine.parallel.dispatch_gloo import GlooDispatcher
-from engine.parallel.dispatch_shm import SharedMemoryDispatcher, area_bytes
+from engine.parallel.dispatch_shm import SharedMemoryDispatcher
 from engine.parallel.errors import LayoutError
-from engine.parallel.layout import Channel, Family, Layout, RunLayout, data_parallel
+from engine.parallel.joining import ROW_CHANNELS, join_world
+from engine.parallel.layout import Channel, RunLayout, data_parallel
 from engine.parallel.ledger.record import (
     Ledger,
     RecordingDispatcher,
     RecordingRowGroup,
+    RecordingTables,
     RecordingVote,
 )
 from engine.parallel.lockstep import VotePort
-from engine.parallel.plans.queue import PlanQueue, queue_area_bytes
+from engine.parallel.plans.queue import PlanQueue
 from engine.parallel.rank_groups import LoneGroup, RankGroups
 from engine.parallel.rows.gloo_group import GlooRowGroup
 from engine.parallel.rows.modes import choose_path
-from engine.parallel.rows.shm_group import SharedMemoryRowGroup, row_area_bytes
+from engine.parallel.rows.shm_group import SharedMemoryRowGroup
 from engine.parallel.rows.transitions import RowGroup
 from engine.parallel.shared_memory import Progress
+from engine.parallel.table_rows import MappedTables, RowTable, lone_tables
 from engine.parallel.votes import Doorbell, GlooVote, LocalVote, SharedMemoryVote
 from engine.parallel.worker import RankContext
 from engine.parallel.world import World
 
 __all__ = ["Ports", "RankContext", "open_ports"]
-
-# Purposes of the channels that carry rows, and the families of their groups.
-_ROW_CHANNELS = {
-    "sequence": Family.CP,
-    "attention": Family.ATTN_TP,
-    "domain": Family.DOMAIN,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +54,8 @@ class Ports:
         groups: who shares rows with this rank inside a step.
         plans: from the leader of an engine of several ranks to the others; None where each rank is
             an engine.
+        tables: rows of sharded tables: a rank that owns some loads them before `ready`; None
+            without tables.
         ready: waits until every rank called it, with the start timeout: a rank calls it when it is
             done loading, so that no peer meets it loading inside a step. Once.
         abort: marks the world as lost because of this rank, so that no peer waits for it.
@@ -72,6 +69,7 @@ class Ports:
     run: RunLayout
     groups: RankGroups = field(default_factory=RankGroups)
     plans: PlanQueue | None = None
+    tables: RecordingTables | None = None
     ready: Callable[[], None]
     abort: Callable[[], None]
     close: Callable[[], None]
@@ -89,6 +87,7 @@ def open_ports(
     top_k: int,
     max_tokens: int,
     run: RunLayout | None = None,
+    tables: Sequence[RowTable] = (),
 ) -> Ports:
     """Opens the ports of this rank; a collective of the world.
 
@@ -100,6 +99,7 @@ def open_ports(
             touched) for ep * max_tokens * (top_k + 1) rows in each expert group.
         run: layout of the world, equal on all ranks; None is an engine on every rank, all of which
             share the experts.
+        tables: tables whose rows the enp ranks share, equal on all ranks.
 
     Raises:
         GeometryMismatch: another rank opened with other sizes or another layout.
@@ -110,7 +110,7 @@ def open_ports(
     shape = DispatchShape(hidden=hidden, top_k=top_k, max_tokens=max_tokens)
     run = run or data_parallel(context.num_ranks)
     if context.num_ranks == 1 and run.layout.world_size == 1:
-        return _open_local(shape, run)
+        return _open_local(shape, run, tables)
     if context.backend not in _BACKENDS:
         raise ValueError(
             f"backend {context.backend!r} is unknown for {context.num_ranks} ranks; "
@@ -120,19 +120,19 @@ def open_ports(
         raise LayoutError(
             [("V2", f"the {run.layout.lockstep_block} ranks that step together do not fit {run}")]
         )
-    world = World(context, run, shape)
-    world.map_areas(_areas(run.layout, shape, has_domain=not run.all_to_all))
-    return _open(world, shape, _BACKENDS[context.backend])
+    world, mapped = join_world(context, run, shape, tables)
+    return _open(world, shape, _BACKENDS[context.backend], mapped)
 
 
-def _open_local(shape: DispatchShape, run: RunLayout) -> Ports:
-    progress = Progress()
+def _open_local(shape: DispatchShape, run: RunLayout, tables: Sequence[RowTable]) -> Ports:
+    progress, ledger = Progress(), Ledger()
     return Ports(
         dispatcher=LocalDispatcher(shape),
         vote=LocalVote(progress),
         progress=progress,
-        ledger=Ledger(),
+        ledger=ledger,
         run=run,
+        tables=RecordingTables(lone_tables(tables), ledger) if tables else None,
         ready=_nothing,
         abort=_nothing,
         close=_nothing,
@@ -148,7 +148,9 @@ class _Backend:
     row_group: Callable[[World, Channel], RowGroup]
 
 
-def _open(world: World, shape: DispatchShape, backend: _Backend) -> Ports:
+def _open(
+    world: World, shape: DispatchShape, backend: _Backend, tables: MappedTables | None
+) -> Ports:
     """Opens the channels of a rank, in the order of `Layout.channels` on every rank."""
     ledger, context, progress = Ledger(), world.context, world.progress
     vote: VotePort | None = None
@@ -178,7 +180,7 @@ def _open(world: World, shape: DispatchShape, backend: _Backend) -> Ports:
         elif purpose == "experts":
             made = backend.dispatcher(world, channel, shape)
             dispatcher = RecordingDispatcher(made, ledger, shape.hidden)
-        elif purpose in _ROW_CHANNELS and len(channel.members) > 1:
+        elif purpose in ROW_CHANNELS and len(channel.members) > 1:
             rows[purpose] = RecordingRowGroup(backend.row_group(world, channel), ledger, purpose)
     world.meet()
     assert dispatcher is not None
@@ -190,6 +192,7 @@ def _open(world: World, shape: DispatchShape, backend: _Backend) -> Ports:
         run=world.run,
         groups=_rank_groups(world.run, rows),
         plans=plans,
+        tables=RecordingTables(tables, ledger) if tables is not None else None,
         ready=world.meet,
         abort=lambda: world.segment.abort(world.rank),
         close=world.segment.close,
@@ -207,19 +210,6 @@ def _rank_groups(run: RunLayout, rows: dict[str, RowGroup]) -> RankGroups:
         path=path,
         moe_ep=1 if run.all_to_all else layout.ep,
     )
-
-
-def _areas(layout: Layout, shape: DispatchShape, *, has_domain: bool) -> AreaPlan:
-    """Areas of all channels of all ranks, also of transports that do not use them: untouched."""
-    areas = AreaPlan()
-    areas.add("experts", layout.groups(Family.EP), area_bytes(shape, layout.ep))
-    if layout.engine_size > 1:
-        areas.add("plans", layout.groups(Family.ENGINE), queue_area_bytes())
-    for purpose, family in _ROW_CHANNELS.items():
-        groups = layout.groups(family)
-        if len(groups[0]) > 1 and (has_domain or family is not Family.DOMAIN):
-            areas.add(purpose, groups, row_area_bytes(len(groups[0])))
-    return areas
 
 
 def _shm_dispatcher(world: World, channel: Channel, shape: DispatchShape) -> Dispatcher:

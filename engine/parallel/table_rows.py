@@ -261,16 +261,10 @@ class MappedTables:
         return FetchedRows(values, scales)
 
 
-def local_tables(tables: Sequence[RowTable], sources: Sequence[RowSource]) -> MappedTables:
-    """Tables of one rank, which holds all rows.
-
-    Raises:
-        TableInputError: a source gives rows of another shape or dtype.
-    """
+def lone_tables(tables: Sequence[RowTable]) -> MappedTables:
+    """Tables of one rank, which owns all rows and has loaded none yet."""
     layout = TableMemory(tables=tuple(tables), enp=1)
-    found = MappedTables(layout, memoryview(mmap.mmap(-1, layout.num_bytes)), enp_rank=0)
-    found.load(sources)
-    return found
+    return MappedTables(layout, memoryview(mmap.mmap(-1, layout.num_bytes)), enp_rank=0)
 
 
 def check_ids(ids: Sequence[Tensor], tables: Sequence[RowTable]) -> list[IntArray]:

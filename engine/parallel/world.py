@@ -11,6 +11,7 @@ from engine.parallel.errors import GeometryMismatch, LayoutError
 from engine.parallel.exchange import Exchange
 from engine.parallel.layout import Channel, RunLayout
 from engine.parallel.shared_memory import Progress, Segment
+from engine.parallel.table_rows import RowTable
 from engine.parallel.worker import RankContext
 
 
@@ -21,6 +22,7 @@ class World:
         context: from `run_group`, of several ranks.
         run: layout of the world.
         shape: sizes of the dispatch ports.
+        tables: whose rows the world holds.
 
     Raises:
         LayoutError: the layout is of another number of ranks.
@@ -28,7 +30,13 @@ class World:
         GroupError: another rank is late or lost.
     """
 
-    def __init__(self, context: RankContext, run: RunLayout, shape: DispatchShape) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        run: RunLayout,
+        shape: DispatchShape,
+        tables: Sequence[RowTable] = (),
+    ) -> None:
         """Waits for all ranks; a collective."""
         layout = run.layout
         if layout.world_size != context.num_ranks:
@@ -53,7 +61,7 @@ class World:
         self._start = self.exchange("start")
         self._body: memoryview | None = None
         self._areas = AreaPlan()
-        self._compare(shape)
+        self._compare(shape, tables)
 
     def meet(self) -> None:
         """Waits until every rank of the world has called it as often."""
@@ -90,9 +98,9 @@ class World:
             return name
         return f"{name} {channel}"
 
-    def _compare(self, shape: DispatchShape) -> None:
+    def _compare(self, shape: DispatchShape, tables: Sequence[RowTable]) -> None:
         geometry = self.segment.geometry()
-        layout_code = zlib.crc32(str(self.run).encode())
+        layout_code = zlib.crc32(" ".join(map(str, (self.run, *tables))).encode())
         geometry[self.rank] = (shape.hidden, shape.top_k, shape.max_tokens, layout_code)
         self.meet()
         mine = geometry[self.rank].tolist()
@@ -106,7 +114,8 @@ class World:
             if sizes != mine:
                 raise GeometryMismatch(
                     f"group {self.context.group_name}: rank {self.rank} came with layout "
-                    f"{self.run}, rank {rank} with another one: give all ranks the same"
+                    f"{self.run} and {len(tables)} tables, rank {rank} with others: give all ranks "
+                    "the same"
                 )
 
 

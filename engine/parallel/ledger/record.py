@@ -4,7 +4,7 @@ Recording stands around the ports, so that no transport knows of it. Bytes are t
 rows: sent in a dispatch, received in a combine, whatever the transport copies on the way.
 
 Invariant: the sequence of operations on a channel is equal on all its members, so their digests
-are equal after the same number of steps; bytes may differ.
+are equal after the same number of steps; bytes may differ. Only one-sided channels are exempt.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from engine.parallel.dispatch import Dispatched, Dispatcher, DispatchHandle
     from engine.parallel.rows.transitions import Gather, RowGroup
+    from engine.parallel.table_rows import MappedTables, PendingRows, RowSource
 
 # A row travels with its weight and its slot.
 _ROW_EXTRA_BYTES = 8
@@ -209,3 +210,32 @@ class RecordingRowGroup:
     def _note(self, operation: str, num_bytes: int) -> None:
         if self.size > 1:
             self._ledger.record(self._channel, operation, num_bytes)
+
+
+class RecordingTables:
+    """Tables whose fetches are noted on channel "table", one per table, when they are issued.
+
+    Fetches are one-sided: nobody waits for them, and their number may differ between ranks.
+    """
+
+    def __init__(self, inner: MappedTables, ledger: Ledger) -> None:
+        """Takes the port."""
+        self._inner = inner
+        self._ledger = ledger
+
+    def load(self, sources: Sequence[RowSource]) -> None:
+        """See `MappedTables.load`."""
+        self._inner.load(sources)
+
+    def start_fetch(self, ids: Sequence[Tensor]) -> list[PendingRows]:
+        """See `TableRows.start_fetch`."""
+        pending = self._inner.start_fetch(ids)
+        layout = self._inner.layout
+        for asked, table in zip(ids, layout.tables, strict=True) if layout.enp > 1 else ():
+            num_rows = int(np.count_nonzero(asked.numpy() >= 0))
+            self._ledger.record("table", "fetch", num_rows * table.row_bytes)
+        return pending
+
+    def close(self) -> None:
+        """See `TableRows.close`."""
+        self._inner.close()

@@ -15,7 +15,7 @@ from engine.parallel.table_rows import (
     RowTable,
     TableInputError,
     TableMemory,
-    local_tables,
+    lone_tables,
 )
 
 PLAIN = RowTable(num_rows=1000, width=6, dtype=torch.float32)
@@ -96,7 +96,8 @@ def test_every_owner_reads_what_one_rank_reads(data, enp):
 
 
 def test_one_rank_holds_all_rows():
-    tables = local_tables((PLAIN, SCALED), SOURCES)
+    tables = lone_tables((PLAIN, SCALED))
+    tables.load(SOURCES)
     check(tables, [torch.tensor([[0, 999], [-1, 512]]), torch.tensor([[776], [0]])])
     tables.close()
     tables.close()
@@ -209,12 +210,12 @@ def test_a_reader_that_owns_nothing_loads_nothing():
 )
 def test_rows_of_another_form_are_refused(rows, message):
     with pytest.raises(TableInputError, match=message):
-        local_tables((PLAIN,), [rows])
+        lone_tables((PLAIN,)).load([rows])
 
 
 def test_scales_that_are_missing_are_refused():
     with pytest.raises(TableInputError, match=r"rows want scales \[777, 2\] uint8"):
-        local_tables((SCALED,), [lambda begin, count: (SOURCES[1](begin, count)[0], None)])
+        lone_tables((SCALED,)).load([lambda begin, count: (SOURCES[1](begin, count)[0], None)])
 
 
 def test_regions_of_owners_do_not_overlap_and_start_on_lines():

@@ -5,12 +5,14 @@ import os
 import threading
 
 import pytest
+import torch
 
 from engine.parallel.areas import AreaPlan
 from engine.parallel.dispatch import DispatchShape
 from engine.parallel.errors import GeometryMismatch, LayoutError
 from engine.parallel.layout import data_parallel, parse_layout
 from engine.parallel.shared_memory import create_segment
+from engine.parallel.table_rows import RowTable
 from engine.parallel.worker import RankContext
 from engine.parallel.world import World
 
@@ -26,13 +28,15 @@ def context():
     os.close(descriptor)
 
 
-def join(context, runs, shapes=(SHAPE, SHAPE)):
+def join(context, runs, shapes=(SHAPE, SHAPE), tables=((), ())):
     """Joins two ranks; returns for each its world, or the error."""
     found = [None, None]
 
     def serve(rank):
         try:
-            found[rank] = World(dataclasses.replace(context, rank=rank), runs[rank], shapes[rank])
+            found[rank] = World(
+                dataclasses.replace(context, rank=rank), runs[rank], shapes[rank], tables[rank]
+            )
         except Exception as error:
             found[rank] = error
 
@@ -67,7 +71,16 @@ def test_a_group_is_named_by_its_members_unless_it_is_the_world(context):
 def test_another_layout_is_refused_by_both(context):
     found = join(context, [parse_layout("cp=2"), data_parallel(2)])
     assert all(isinstance(error, GeometryMismatch) for error in found)
-    assert "rank 0 came with layout dp=1,cp=2,ep=2, rank 1 with another one" in str(found[0])
+    assert "rank 0 came with layout dp=1,cp=2,ep=2 and 0 tables, rank 1 with others" in str(
+        found[0]
+    )
+
+
+def test_other_tables_are_refused_by_both(context):
+    tables = [(RowTable(num_rows=rows, width=2, dtype=torch.float32),) for rows in (5, 6)]
+    found = join(context, [data_parallel(2)] * 2, tables=tables)
+    assert all(isinstance(error, GeometryMismatch) for error in found)
+    assert "rank 1 came with layout dp=2,ep=2 and 1 tables, rank 0 with others" in str(found[1])
 
 
 def test_other_sizes_are_refused_by_both(context):

@@ -1,10 +1,13 @@
 """The run-time ledger: entries, totals, digests, and the recording ports around real ones."""
 
 import numpy as np
+import pytest
 import torch
 
 from engine.parallel.dispatch import DispatchShape, LocalDispatcher
 from engine.parallel.ledger import Entry, Ledger, RecordingDispatcher, RecordingVote
+from engine.parallel.ledger.record import RecordingTables
+from engine.parallel.table_rows import MappedTables, RowTable, TableMemory
 from engine.parallel.votes import LocalVote
 
 
@@ -59,3 +62,18 @@ def test_calls_of_the_ports_are_noted():
         ("experts", "dispatch", 3 * 24),
         ("experts", "combine", 3 * 16),
     ]
+
+
+@pytest.mark.parametrize("enp", [1, 2])
+def test_fetches_are_noted_where_rows_travel(enp):
+    layout = TableMemory(tables=(RowTable(num_rows=9, width=2, dtype=torch.float32),), enp=enp)
+    memory = memoryview(bytearray(layout.num_bytes))
+    ledger = Ledger()
+    for rank in range(enp):
+        tables = RecordingTables(MappedTables(layout, memory, enp_rank=rank), ledger)
+        tables.load([lambda begin, count: (torch.zeros(count, 2), None)])
+    for pending in tables.start_fetch([torch.tensor([[0, 8], [-1, 3]])]):
+        pending.wait()
+    tables.close()
+    noted = [(entry.channel, entry.operation, entry.num_bytes) for entry in ledger.open_step()]
+    assert noted == ([("table", "fetch", 3 * 8)] if enp > 1 else [])
