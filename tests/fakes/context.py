@@ -14,6 +14,7 @@ from engine.kv_pool import KvPool
 from engine.model.decoder import Decoder
 from engine.model_runner import ModelRunner
 from engine.parallel.dispatch import Dispatched, DispatchShape, LocalDispatcher
+from engine.parallel.experts import LoadWindow
 from engine.parallel.rank_groups import RankGroups
 from engine.plan import SequenceStep, StepKind, StepPlan, StepResult
 from tests.fakes.models import MAX_TOKENS, load
@@ -58,6 +59,7 @@ class ContextRanks:
         )
         self.relays = [RelayGroup(rank, cp) for rank in range(cp)]
         self.dispatchers = [CountingDispatcher(shape) for _ in range(cp)]
+        self.loads = [LoadWindow(config.num_layers, config.n_routed_experts) for _ in range(cp)]
         self.decoders = [
             Decoder.load(
                 directory,
@@ -66,8 +68,11 @@ class ContextRanks:
                 dispatcher,
                 select_kernels("cpu"),
                 groups=RankGroups(cp=relay),
+                loads=loads,
             )
-            for relay, dispatcher in zip(self.relays, self.dispatchers, strict=True)
+            for relay, dispatcher, loads in zip(
+                self.relays, self.dispatchers, self.loads, strict=True
+            )
         ]
         self.clear()
 
@@ -85,6 +90,7 @@ class ContextRanks:
 
         def work(rank: int, cp: ThreadGroup) -> StepResult:
             self.relays[rank].target = cp
+            self.loads[rank].add_step()
             return self.runners[rank].run(plan)
 
         members = list(range(len(self.runners)))
