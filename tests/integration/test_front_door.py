@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 import redis
 
 from cli.local.launcher import System
 from client import AsyncClient, ChatMessage, Client, ClientError, Sampling
-from disagg.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
-from kvstore import KvStoreConfig, open_store
 from kvstore.keys import attempt_key
+from tests.fakes.holdings import nothing_is_held, statistics
 from tests.fakes.processes import ROOT
 from tests.fakes.systems import launched
 
@@ -36,46 +34,6 @@ def greedy(max_tokens: int = 64) -> Sampling:
 def system() -> Iterator[System]:
     with launched(decode_ranks=2) as running:
         yield running
-
-
-def statistics(system: System) -> dict[str, float]:
-    with grpc.insecure_channel(system.address) as channel:
-        stub = admin_pb2_grpc.AdminServiceStub(channel)
-        return dict(stub.GetServerInfo(admin_pb2.GetServerInfoRequest(), timeout=10).statistics)
-
-
-def held(system: System) -> dict[str, float]:
-    """What requests hold anywhere in the system; all zero when none runs."""
-    with grpc.insecure_channel(system.address) as channel:
-        stub = membership_pb2_grpc.MembershipServiceStub(channel)
-        members = stub.ListMembers(membership_pb2.ListMembersRequest(), timeout=10).members
-    config = KvStoreConfig(block_tokens=32, owner="test")
-    store = open_store(system.store_url, config, fingerprint=bytes(8), clock=lambda: 0.0)
-    try:
-        leases = len(store.audit())
-    finally:
-        store.close()
-    values = statistics(system)
-    return {
-        "leases": leases,
-        "requests": values["requests_running"],
-        "clean-ups": values["clean_ups_running"],
-        **{
-            f"{member.member_id} {name}": getattr(member.load, name)
-            for member in members
-            for name in ("running", "waiting", "kv_tokens")
-        },
-    }
-
-
-async def nothing_is_held(system: System) -> None:
-    """Waits for the heartbeats after the last request; five seconds are the promise."""
-    for _ in range(100):
-        state = await asyncio.to_thread(held, system)
-        if not any(state.values()):
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"still held: { {k: v for k, v in state.items() if v} }")
 
 
 @asynccontextmanager

@@ -1,0 +1,158 @@
+"""A stock client against the whole system as processes: OpenAI's package, streaming and not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+
+import httpx2
+import openai
+import pytest
+
+from cli.local.launcher import System
+from client import AsyncClient, ChatMessage, Sampling
+from tests.fakes.holdings import nothing_is_held
+from tests.fakes.processes import ROOT
+from tests.fakes.systems import launched
+
+pytestmark = [pytest.mark.medium, pytest.mark.timeout(200)]
+
+MODEL = "tiny-v4"
+GOLDEN = json.loads((ROOT / "models" / MODEL / "golden.json").read_text(encoding="utf-8"))["cases"]
+USER = "Good morrow, my gentle lord. What news from the field?"
+MESSAGES = [{"role": "user", "content": USER}]
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    with launched(decode_ranks=2, http_port=0) as running:
+        assert running.http_address
+        yield running
+
+
+def stock(system: System) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=f"http://{system.http_address}/v1", api_key="none", max_retries=0, timeout=60.0
+    )
+
+
+async def test_golden_prompts_by_token_ids(system: System) -> None:
+    async with stock(system) as client:
+        answers = await asyncio.gather(
+            *(
+                client.completions.create(
+                    model=MODEL,
+                    prompt=case["input_ids"],
+                    max_tokens=64,
+                    temperature=0,
+                    extra_body={"ignore_eos": True, "return_token_ids": True},
+                )
+                for case in GOLDEN[:4]
+            )
+        )
+    for case, answer in zip(GOLDEN, answers, strict=False):
+        assert answer.choices[0].token_ids == case["greedy_ids"], case["name"]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 64
+    await nothing_is_held(system)
+
+
+async def test_chat_whole_and_streamed_equals_the_native_client(system: System) -> None:
+    async with AsyncClient(system.address, timeout_s=60.0) as native:
+        known = await native.generate(
+            [ChatMessage(role="user", content=USER)],
+            sampling=Sampling(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True, logprobs=2),
+        )
+    options = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "temperature": 0.8,
+        "seed": 7,
+        "max_completion_tokens": 24,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "extra_body": {"ignore_eos": True},
+    }
+    async with stock(system) as client:
+        whole = await client.chat.completions.create(**options)
+        [choice] = whole.choices
+        assert choice.message.content == known.text
+        assert choice.finish_reason == "length"
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 24
+        assert whole.usage.prompt_tokens == known.usage.prompt_tokens
+        assert choice.logprobs is not None
+        entries = choice.logprobs.content or []
+        assert [e.logprob for e in entries] == [e.logprob for e in known.logprobs]
+        named = b"".join(bytes(e.bytes or []) for e in entries).decode()
+        assert re.sub(r"<｜.*?｜>", "", named) == known.text  # special tokens have no text
+        assert [len(e.top_logprobs) for e in entries] == [2] * 24
+        stream = await client.chat.completions.create(
+            **options, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == known.text
+    assert [delta.role for delta in deltas][:2] == ["assistant", None]
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == 24
+    assert usage.prompt_tokens_details is not None
+    cached = usage.prompt_tokens_details.cached_tokens or 0
+    assert usage.prompt_cache_hit_tokens == cached
+    assert usage.prompt_cache_miss_tokens == usage.prompt_tokens - cached
+    await nothing_is_held(system)
+
+
+async def test_stop_texts_and_the_models_own_end(system: System) -> None:
+    async with stock(system) as client:
+        whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)
+        assert whole.choices[0].message.content == "I am a man of the LORD."
+        assert whole.choices[0].finish_reason == "stop"
+        cut = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, temperature=0, stop=[" of"]
+        )
+        assert cut.choices[0].message.content == "I am a man"
+        assert cut.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("events", [0, 1, 2, 9])
+async def test_leaving_after_any_event_frees_everything(system: System, events: int) -> None:
+    async with stock(system) as client:
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt=GOLDEN[0]["input_ids"],
+            max_tokens=2000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for _ in range(events):
+            await anext(stream)
+        await stream.close()
+        await nothing_is_held(system)
+        # The answer of another caller is untouched by it.
+        whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)
+        assert whole.choices[0].message.content == "I am a man of the LORD."
+
+
+async def test_errors_are_the_stock_clients_own(system: System) -> None:
+    async with stock(system) as client:
+        with pytest.raises(openai.BadRequestError, match="temperature") as bad:
+            await client.completions.create(model=MODEL, prompt="x", temperature=-1)
+        assert (bad.value.code, bad.value.param) == ("invalid_value", "temperature")
+        with pytest.raises(openai.NotFoundError, match="use 'tiny-v4'"):
+            await client.completions.create(model="gpt", prompt="x")
+        with pytest.raises(openai.BadRequestError, match="n = 1"):
+            await client.completions.create(model=MODEL, prompt="x", n=2)
+        assert [model.id async for model in client.models.list()] == [MODEL]
+
+
+async def test_pages_for_operators(system: System) -> None:
+    base = f"http://{system.http_address}"
+    async with httpx2.AsyncClient(base_url=base, trust_env=False, timeout=20) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
+        text = (await client.get("/metrics")).text
+        assert 'disagg_worker_ready{role="balancer"} 1.0' in text
