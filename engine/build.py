@@ -180,9 +180,9 @@ def build_rank(
             f"block_tokens is {settings.block_tokens}, but the KV layout has "
             f"{layout.block_tokens}: leave one of them out"
         )
-    settings = dataclasses.replace(settings, block_tokens=layout.block_tokens)
     config = layout.config
     require_layout(config, run, settings.role)
+    settings = dataclasses.replace(settings, block_tokens=layout.block_tokens, cp=run.layout.cp)
     if settings.batch_invariant:
         require_invariance(select_kernels("cpu"), config)
     # The self-test above went through the checks; in every step they would cost a twentieth.
