@@ -30,5 +30,4 @@ def require_layout(config: ModelConfig, run: RunLayout, role: EngineRole) -> Non
             intermediate=config.moe_intermediate_size,
             quantisation_block=_SCALE_BLOCK if config.has_quantised_weights else 1,
         ),
-        num_experts=config.n_routed_experts,
     )

@@ -125,7 +125,7 @@ def test_a_follower_that_is_lost_is_named_within_the_timeout(how, says, tmp_path
         "prompts": json.dumps(prompts),
         "tokens": TOKENS,
         "lost": 1,
-        "calls": 4,
+        "calls": 3,
         "how": how,
     }
     code = run_group("layout_ranks:lose_follower", 2, options, collective_timeout_s=2.0)

@@ -17,14 +17,13 @@ def check_run(
     kind: EngineKind = EngineKind.NORMAL,
     attention: AttentionShape | None = None,
     expert: ExpertShape | None = None,
-    num_experts: int | None = None,
 ) -> Violations:
     """Finds everything wrong: (check, sentence) pairs, empty when engines can run it.
 
     Args:
         run: the layout.
         kind: of the engines.
-        attention, expert, num_experts: of the model; checks about what is not given are left out.
+        attention, expert: of the model; checks about what is not given are left out.
     """
     layout = run.layout
     found = check_layout(layout, kind=kind, attention=attention)
@@ -43,14 +42,6 @@ def check_run(
                 "PATH",
                 f"cp {layout.cp} and {other} both decide which rows a rank sends to the experts: "
                 f"set cp to 1, or use attn_tp 1 without path a",
-            )
-        )
-    if num_experts is not None and num_experts < layout.ep:
-        found.append(
-            (
-                "V4",
-                f"ep {layout.ep} is more than the {num_experts} experts of a layer: lower ep to "
-                f"{num_experts} or less",
             )
         )
     width = layout.replica_size // layout.ep if layout.ep <= layout.replica_size else 1
@@ -72,13 +63,12 @@ def require_runnable(
     kind: EngineKind = EngineKind.NORMAL,
     attention: AttentionShape | None = None,
     expert: ExpertShape | None = None,
-    num_experts: int | None = None,
 ) -> None:
     """Runs `check_run` with the same arguments.
 
     Raises:
         LayoutError: with every violated check.
     """
-    found = check_run(run, kind=kind, attention=attention, expert=expert, num_experts=num_experts)
+    found = check_run(run, kind=kind, attention=attention, expert=expert)
     if found:
         raise LayoutError(found)
