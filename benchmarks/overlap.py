@@ -93,7 +93,8 @@ async def measure(
     found: dict[str, Any] = {}
     async with AsyncClient(on_address) as with_overlap, AsyncClient(off_address) as without:
         for length in lengths:
-            on, off = [], []
+            on: list[tuple[Sample, Any]] = []
+            off: list[tuple[Sample, Any]] = []
             for number in range(repetitions + 1):
                 prompt = [rng.randrange(3, 2048) for _ in range(length)]
                 order = [(with_overlap, on), (without, off)]
