@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import logging
 import multiprocessing
@@ -24,8 +25,10 @@ from dataclasses import dataclass, replace
 from multiprocessing import connection, forkserver, reduction
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from engine.parallel import endings
+from engine.parallel.endings import ProcessHandle
 from engine.parallel.shared_memory import MAX_RANKS, Segment, create_rendezvous, create_segment
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ DEFAULT_PRELOAD: Final = ("torch", "numpy", "einops", "engine.parallel.ports", "
 
 _ABORT_GRACE_S: Final = 0.5
 _TERMINATE_GRACE_S: Final = 0.5
+_KILLED_WAIT_S: Final = 5.0
 _POLL_S: Final = 0.1
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -143,13 +147,15 @@ def run_group(
         stack.callback(os.close, segment_fd)
         rendezvous_fd = create_rendezvous()
         stack.callback(os.close, rendezvous_fd)
+        words_fd = endings.create_last_words()
+        stack.callback(os.close, words_fd)
         segment = Segment(segment_fd, num_ranks)
         stack.callback(segment.close)
         server = _start_fork_server(preload)
         signals = stack.enter_context(_signals())
-        group = _Group(segment, group_name, drain_timeout_s, signals)
-        stack.callback(group.kill)
-        group.start(server, entry, context, dict(options), (segment_fd, rendezvous_fd))
+        group = _Group(segment, group_name, drain_timeout_s, signals, words_fd)
+        stack.callback(group.close)
+        group.start(server, entry, context, dict(options), (segment_fd, rendezvous_fd, words_fd))
         return group.watch()
 
 
@@ -165,13 +171,22 @@ class _Group:
     """The running ranks of one group, seen from their supervisor."""
 
     def __init__(
-        self, segment: Segment, name: str, drain_timeout_s: float, signals: _Signals
+        self,
+        segment: Segment,
+        name: str,
+        drain_timeout_s: float,
+        signals: _Signals,
+        words_fd: int,
     ) -> None:
         self._segment = segment
         self._name = name
         self._drain_timeout_s = drain_timeout_s
         self._signals = signals
+        self._words_fd = words_fd
         self._processes: list[ForkServerProcess] = []
+        self._handles: list[ProcessHandle] = []
+        self._server = ProcessHandle(_fork_server_pid())
+        self._memory_kills = endings.count_memory_kills()
         self._ended: set[int] = set()
         self._draining = False
 
@@ -181,7 +196,7 @@ class _Group:
         entry: str,
         context: RankContext,
         options: dict[str, Option],
-        descriptors: tuple[int, int],
+        descriptors: tuple[int, int, int],
     ) -> None:
         for rank in range(context.num_ranks):
             process = server.Process(
@@ -196,6 +211,7 @@ class _Group:
             )
             process.start()
             self._processes.append(process)
+            self._handles.append(ProcessHandle(process.pid))
 
     def watch(self) -> int:
         """Waits for the ranks, forwards signals, and returns the group's exit code."""
@@ -209,11 +225,18 @@ class _Group:
                 rank, how = failure
                 culprit = self._segment.aborted_by()
                 because = "" if culprit in (None, rank) else f" because of rank {culprit}"
+                words = endings.last_words(self._words_fd, rank)
                 logger.error(
-                    "group %s: rank %d %s%s; stopping the group", self._name, rank, how, because
+                    "group %s: rank %d %s%s; stopping the group%s",
+                    self._name,
+                    rank,
+                    how,
+                    because,
+                    f": {words}" if words else "",
                 )
                 self._segment.abort(rank)
                 self._stop_rest()
+                self._report_others(rank)
                 return 1
             if len(self._signals.caught) > 1:
                 logger.warning("group %s: second signal, killing the ranks", self._name)
@@ -241,6 +264,13 @@ class _Group:
             if rank not in self._ended:
                 process.join()
                 self._ended.add(rank)
+        for handle in self._handles:
+            handle.has_ended(_KILLED_WAIT_S)
+
+    def close(self) -> None:
+        """Kills what still runs, and lets go of all processes."""
+        self.kill()
+        endings.close_all([self._server, *self._handles])
 
     def _wait(self, timeout_s: float) -> bool:
         sentinels = [
@@ -268,7 +298,20 @@ class _Group:
         if not failures:
             return None
         code, rank = min(failures)
-        return rank, f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = endings.describe(
+            code,
+            # A process lets go of its pipes a moment before it counts as ended.
+            server_ended=code == endings.LOST_STATUS and self._server.has_ended(_KILLED_WAIT_S),
+            memory_kills=endings.count_memory_kills() - self._memory_kills,
+        )
+        return rank, how
+
+    def _report_others(self, culprit: int) -> None:
+        """Logs what the other ranks died of: the first to end is not always the first to fail."""
+        for rank in range(len(self._processes)):
+            words = endings.last_words(self._words_fd, rank)
+            if words and rank != culprit:
+                logger.warning("group %s: rank %d: %s", self._name, rank, words)
 
     def _stop_rest(self) -> None:
         """Ends the ranks of a failed group: by the abort mark, by SIGTERM, by SIGKILL.
@@ -288,10 +331,8 @@ class _Group:
             self._reap()
 
     def _signal_rest(self, number: signal.Signals) -> None:
-        for rank, process in enumerate(self._processes):
-            if rank not in self._ended and process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
+        for handle in self._handles:
+            handle.send(number)
 
 
 class _Inherited:
@@ -316,17 +357,20 @@ def _run_rank(
     entry: str, context: RankContext, options: dict[str, Option], descriptors: Sequence[int]
 ) -> None:
     """First function of a rank process."""
-    segment_fd, rendezvous_fd = descriptors
+    segment_fd, rendezvous_fd, words_fd = descriptors
+    # A crash in native code leaves at least a stack.
+    faulthandler.enable()
     # An interrupt at the terminal reaches the ranks too; they drain when the supervisor says so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     threading.Thread(target=_die_with_supervisor, name="supervisor-watch", daemon=True).start()
     _keep_freed_memory()
-    # Not imported above: a supervisor needs no tensors.
-    importlib.import_module("torch").set_num_threads(1)
-    module, _, function = entry.partition(":")
-    run = getattr(importlib.import_module(module), function)
-    run(replace(context, segment_fd=segment_fd, rendezvous_fd=rendezvous_fd), options)
+    with endings.recorded(words_fd, context.rank):
+        # Not imported above: a supervisor needs no tensors.
+        importlib.import_module("torch").set_num_threads(1)
+        module, _, function = entry.partition(":")
+        run = getattr(importlib.import_module(module), function)
+        run(replace(context, segment_fd=segment_fd, rendezvous_fd=rendezvous_fd), options)
 
 
 def _keep_freed_memory() -> None:
@@ -373,6 +417,13 @@ def _signals() -> Iterator[_Signals]:
             signal.set_wakeup_fd(old_wakeup)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def _fork_server_pid() -> int | None:
+    # Any: the standard library has no public name for it.
+    server: Any = forkserver
+    pid: int | None = server._forkserver._forkserver_pid
+    return pid
 
 
 def _start_fork_server(preload: Sequence[str]) -> ForkServerContext:

@@ -98,7 +98,8 @@ def wait_until_gone(descriptors, timeout_s):
 
 
 def shared_memory_files():
-    return set(os.listdir("/dev/shm"))
+    # Named semaphores are none of ours, and come and go with other programs.
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
@@ -168,13 +169,33 @@ def test_a_failing_rank_stops_the_group_by_name(run_here, entry, how):
     assert code == 1
     assert f"group testers: rank 1 {how}; stopping the group" in log
     assert "rank 1 failed" in errors.get(0, "rank 1 failed")
+    if entry == "raise_error":
+        assert "stopping the group: RuntimeError: rank 1 is broken on purpose" in log
+
+
+def test_a_lost_fork_server_is_named_and_leaves_no_rank_behind(start):
+    group = start("vote_for_ever", 3)
+    pids = group.ready()
+    descriptors = [os.pidfd_open(pid) for pid in pids.values()]
+    status = Path(f"/proc/{pids[0]}/status").read_text()
+    (server,) = (int(line.split()[1]) for line in status.splitlines() if line[:5] == "PPid:")
+    assert server != group.supervisor.pid
+
+    os.kill(server, signal.SIGKILL)
+
+    code, text = group.end(FAST_S)
+    assert code == 1
+    assert " was lost: the fork server has ended and its exit status with it; stopping" in text
+    assert wait_until_gone(descriptors, FAST_S)
 
 
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_a_late_rank_is_named(run_here, backend):
     code, log, errors = run_here("vote_late", 3, backend, collective_timeout_s=0.3)
     assert code == 1
-    assert "exited with 1 because of rank 1; stopping the group" in log
+    assert "exited with 1 because of rank 1; stopping the group: " in log
+    # Whichever of its peers ended first, the log has the words of them all.
+    assert "CollectiveTimeout: group testers: vote exchange" in log
     timed_out = [text for text in errors.values() if "timed out after 0.3 s" in text]
     assert timed_out, errors
     assert "group testers: vote exchange" in timed_out[0]
