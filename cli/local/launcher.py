@@ -19,7 +19,7 @@ from pathlib import Path
 from cli.errors import CommandError
 from cli.local import signals
 from cli.local.children import Child
-from cli.local.topology import Topology
+from cli.local.topology import Side, Topology
 from cli.output import plural, say
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
@@ -84,16 +84,15 @@ class System:
         ]
         if self.topology.rebalance_after is not None:
             engine += ["--engine-rebalance-interval-steps", str(self.topology.rebalance_after)]
-        for role, ranks in self._sides():
+        for side in self._sides():
             self._child(
-                role,
-                f"{role}_service",
+                side.name,
+                f"{side.name}_service",
                 *model,
                 *engine,
-                "--ranks",
-                str(ranks),
+                *side.flags,
                 "--group",
-                f"{role}-0",
+                f"{side.name}-0",
                 "--balancer",
                 self.address,
             )
@@ -149,8 +148,8 @@ class System:
         for child in self.children:
             child.kill()
 
-    def _sides(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        return ("prefill", self.topology.prefill_ranks), ("decode", self.topology.decode_ranks)
+    def _sides(self) -> tuple[Side, Side]:
+        return self.topology.prefill, self.topology.decode
 
     def _start_store(self, cleanup: ExitStack) -> None:
         from kvstore import embedded
@@ -200,15 +199,15 @@ class System:
         from cli.local.members import is_ready, list_members
 
         started = self._clock.now()
-        missing = dict(self._sides())
+        missing = {side.name: side for side in self._sides()}
 
         def is_complete() -> bool:
             members = list_members(self.address)
-            for role, ranks in self._sides():
+            for role, side in list(missing.items()):
                 ready = sum(m.role == role and m.state == "ready" for m in members)
-                if role in missing and ready >= ranks:
+                if ready >= side.engines:
                     del missing[role]
-                    self._report(role, plural(ranks, "rank"), started)
+                    self._report(role, side.layout or plural(side.ranks, "rank"), started)
             return not missing and is_ready(self.address)
 
         self._wait(is_complete, self._start_timeout_s, "the members are not ready", None)

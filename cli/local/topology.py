@@ -1,7 +1,8 @@
 """Flags that say which system to start, shared by `up`, `demo` and `verify`.
 
-A layout is written `dp=4,ep=4`. This version runs data-parallel ranks that share the experts
-(dp = ep = number of ranks); other layouts are refused with a sentence, never silently changed.
+Ranks without a layout are engines of their own that share the experts. A layout is written
+`dp=4,cp=2,ep=8` or `dp=4,ep=8,attn_tp=2,path=b`; what cannot be run is refused with a sentence,
+never silently changed.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.errors import usage
 from runtime.bundled import MODEL, default_model
 
+if TYPE_CHECKING:
+    from engine.config import EngineRole
+    from engine.parallel.layout import RunLayout
+
 DEFAULT_PREFILL_RANKS = 1
 DEFAULT_DECODE_RANKS = 2
 _MAX_PORT = 65_535
-_LAYOUT_KEYS = ("dp", "cp", "ep", "enp", "attn_tp", "path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,8 @@ class Topology:
     """Which system to start.
 
     Attributes:
+        prefill_ranks, decode_ranks: Rank processes.
+        prefill_layout, decode_layout: As for `--layout`; empty: an engine on every rank.
         store_url: The store to use; None starts a private one.
         kv_quantisers: auto, on or off.
         redundant: Fewest redundant experts of a layer, on both sides.
@@ -34,6 +41,8 @@ class Topology:
     model: Path
     prefill_ranks: int = DEFAULT_PREFILL_RANKS
     decode_ranks: int = DEFAULT_DECODE_RANKS
+    prefill_layout: str = ""
+    decode_layout: str = ""
     store_url: str | None = None
     kv_quantisers: str = "auto"
     redundant: int = 0
@@ -43,19 +52,59 @@ class Topology:
     def __str__(self) -> str:
         """Names it in one phrase."""
         name = self.model.resolve().name
-        return f"{name}, {self.prefill_ranks} prefill + {self.decode_ranks} decode ranks"
+        text = f"{name}, {self.prefill_ranks} prefill + {self.decode_ranks} decode ranks"
+        layouts = [
+            f"{side.name} {side.layout}" for side in (self.prefill, self.decode) if side.layout
+        ]
+        return f"{text} ({', '.join(layouts)})" if layouts else text
+
+    @property
+    def prefill(self) -> Side:
+        """The prefill side."""
+        return Side(name="prefill", ranks=self.prefill_ranks, layout=self.prefill_layout)
+
+    @property
+    def decode(self) -> Side:
+        """The decode side."""
+        return Side(name="decode", ranks=self.decode_ranks, layout=self.decode_layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One group of ranks of a system."""
+
+    name: str
+    ranks: int
+    layout: str
+
+    @property
+    def engines(self) -> int:
+        """Engines, each a member of the cluster."""
+        if not self.layout:
+            return self.ranks
+        from engine.parallel.layout import parse_layout
+
+        return parse_layout(self.layout).layout.num_engines
+
+    @property
+    def flags(self) -> tuple[str, str]:
+        """What its service is told."""
+        return ("--layout", self.layout) if self.layout else ("--ranks", str(self.ranks))
 
 
 def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     """Ranks and layouts of both sides."""
-    for side, count in (("prefill", DEFAULT_PREFILL_RANKS), ("decode", DEFAULT_DECODE_RANKS)):
+    for side, count, example in (
+        ("prefill", DEFAULT_PREFILL_RANKS, "dp=2,cp=2,ep=4"),
+        ("decode", DEFAULT_DECODE_RANKS, "dp=2,ep=4,attn_tp=2,path=b"),
+    ):
         parser.add_argument(
             f"--{side}-ranks", type=_ranks, metavar="N", help=f"{side} ranks (default {count})"
         )
         parser.add_argument(
             f"--{side}-layout",
             metavar="LAYOUT",
-            help=f"layout of the {side} ranks, e.g. dp=4,ep=4; instead of --{side}-ranks",
+            help=f"layout of the {side} ranks, e.g. {example}; instead of --{side}-ranks",
         )
     parser.add_argument(
         "--redundant", type=int, default=0, metavar="M", help="redundant experts (default 0)"
@@ -100,10 +149,14 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
             f"--model {directory}: there is no config.json; give the directory of a model, or run "
             f"where {MODEL} is"
         )
+    prefill_ranks, prefill_layout = _side(options, "prefill", directory, DEFAULT_PREFILL_RANKS)
+    decode_ranks, decode_layout = _side(options, "decode", directory, DEFAULT_DECODE_RANKS)
     return Topology(
         model=directory,
-        prefill_ranks=_side(options, "prefill", DEFAULT_PREFILL_RANKS),
-        decode_ranks=_side(options, "decode", DEFAULT_DECODE_RANKS),
+        prefill_ranks=prefill_ranks,
+        decode_ranks=decode_ranks,
+        prefill_layout=prefill_layout,
+        decode_layout=decode_layout,
         store_url=getattr(options, "store", None),
         redundant=options.redundant,
         rebalance_after=getattr(options, "rebalance_after", None),
@@ -122,46 +175,42 @@ def check_extras(options: argparse.Namespace) -> None:
         raise usage(f"--rebalance-after {rebalance_after}: give 1 step or more, or leave it out")
 
 
-def ranks_of_layout(text: str, flag: str) -> int:
-    """Number of ranks of a layout.
-
-    Raises:
-        CommandError: Not a layout, or one that this version does not run.
-    """
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        key, _, value = part.strip().partition("=")
-        if key not in _LAYOUT_KEYS or key in sizes:
-            raise usage(f"{flag} {text}: {part!r} is not one of {', '.join(_LAYOUT_KEYS)}, once")
-        if key == "path":
-            raise usage(f"{flag} {text}: expert paths are not part of this version; use dp and ep")
-        if not value.isdecimal() or int(value) < 1:
-            raise usage(f"{flag} {text}: {key} needs a positive number, as in {key}=4")
-        sizes[key] = int(value)
-    for key in ("cp", "enp", "attn_tp"):
-        if sizes.get(key, 1) != 1:
-            raise usage(
-                f"{flag} {text}: {key}={sizes[key]} is not part of this version; ranks are "
-                "data-parallel and share the experts: dp=N,ep=N"
-            )
-    counts = {sizes[key] for key in ("dp", "ep") if key in sizes}
-    if len(counts) > 1:
-        raise usage(f"{flag} {text}: dp and ep must be equal in this version: dp=N,ep=N")
-    return counts.pop() if counts else 1
-
-
-def _side(options: argparse.Namespace, side: str, default: int) -> int:
+def _side(options: argparse.Namespace, side: str, model: Path, default: int) -> tuple[int, str]:
+    """Ranks of a side, and its layout where ranks alone do not say it."""
     ranks: int | None = getattr(options, f"{side}_ranks")
     layout: str | None = getattr(options, f"{side}_layout")
     if layout is None:
-        return default if ranks is None else ranks
-    of_layout = ranks_of_layout(layout, f"--{side}-layout")
-    if ranks is not None and ranks != of_layout:
+        return default if ranks is None else ranks, ""
+    from engine.config import EngineRole
+    from engine.parallel.layout import data_parallel
+
+    flag = f"--{side}-layout"
+    run = checked_layout(layout, flag, model, EngineRole(side))
+    found = run.layout.world_size
+    if ranks is not None and ranks != found:
         raise usage(
-            f"--{side}-ranks {ranks} contradicts --{side}-layout {layout}, which has {of_layout} "
-            "ranks; give one of them"
+            f"--{side}-ranks {ranks} contradicts {flag} {layout}, which has {found} ranks; give "
+            "one of them"
         )
-    return of_layout
+    return found, "" if run == data_parallel(found) else str(run)
+
+
+def checked_layout(text: str, flag: str, model: Path, role: EngineRole) -> RunLayout:
+    """Reads a layout and checks that engines of a role can run the model in it.
+
+    Raises:
+        CommandError: They cannot, or it is no layout; with a way out.
+    """
+    from engine.fit import require_layout
+    from engine.model.config import ModelConfig
+    from engine.parallel.layout import parse_layout
+
+    try:
+        run = parse_layout(text)
+        require_layout(ModelConfig.load(model), run, role)
+    except ValueError as error:
+        raise usage(f"{flag} {text}: {error}") from error
+    return run
 
 
 def _ranks(text: str) -> int:

@@ -137,7 +137,7 @@ def test_a_start_that_takes_too_long_is_a_failed_check(
         (["--draft", "on"], "--draft off"),
         (["--redundant", "-2"], "--redundant -2"),
         (["--rebalance-after", "0"], "--rebalance-after 0: give 1 step"),
-        (["--decode-layout", "dp=4,attn_tp=2,ep=8"], "attn_tp=2 is not part of this version"),
+        (["--decode-layout", "dp=4,cp=2,ep=8"], "V6: cp 2 with a decode engine"),
     ],
 )
 def test_what_there_is_not_exits_2(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import CommandError
-from cli.local.topology import Topology, add_system_flags, ranks_of_layout, topology_of
+from cli.local.topology import Topology, add_system_flags, topology_of
 from runtime.errors import ExitCode
 
 MODEL = Path(__file__).parents[4] / "models" / "tiny-v4"
@@ -40,7 +40,21 @@ def test_ranks_and_layouts_say_the_same() -> None:
     ("layout", "ranks"), [("dp=8", 8), ("ep=3", 3), ("dp=2, ep=2", 2), ("cp=1,dp=2", 2)]
 )
 def test_layouts_of_data_parallel_ranks(layout: str, ranks: int) -> None:
-    assert ranks_of_layout(layout, "--x") == ranks
+    side = of("--decode-layout", layout).decode
+    assert (side.ranks, side.engines, side.layout) == (ranks, ranks, "")
+    assert side.flags == ("--ranks", str(ranks))
+
+
+def test_layouts_of_engines_with_several_ranks() -> None:
+    topology = of("--prefill-layout", "ep=8,cp=2", "--decode-layout", "dp=8,ep=8,attn_tp=2,path=b")
+    assert (topology.prefill.ranks, topology.prefill.engines) == (8, 4)
+    assert topology.prefill.flags == ("--layout", "dp=4,cp=2,ep=8")
+    assert (topology.decode.ranks, topology.decode.engines) == (16, 8)
+    assert topology.decode.flags == ("--layout", "dp=8,attn_tp=2,ep=8,path=b")
+    assert str(topology) == (
+        "tiny-v4, 8 prefill + 16 decode ranks (prefill dp=4,cp=2,ep=8, decode "
+        "dp=8,attn_tp=2,ep=8,path=b)"
+    )
 
 
 REFUSED = [
@@ -48,9 +62,12 @@ REFUSED = [
     (["--trace"], "traces are not part"),
     (["--redundant", "-1"], "--redundant -1: give 0 or more experts"),
     (["--draft", "on"], "use --draft off"),
-    (["--prefill-layout", "dp=4,cp=2,ep=8"], "cp=2 is not part of this version"),
-    (["--decode-layout", "dp=8,ep=8,attn_tp=2,path=b"], "path"),
-    (["--decode-layout", "dp=2,ep=8"], "dp and ep must be equal"),
+    (["--decode-layout", "dp=4,cp=2,ep=8"], "V6: cp 2 with a decode engine"),
+    (["--decode-layout", "dp=2,ep=8"], "V2: ep 8 does not divide dp * cp = 2 * 1 = 2"),
+    (["--decode-layout", "dp=2,attn_tp=4"], "HEADS: attn_tp 4 does not divide both the 4 heads"),
+    (["--prefill-layout", "dp=2,cp=2,attn_tp=2"], "PATH: cp 2 and attn_tp 2"),
+    (["--decode-layout", "dp=2,path=b"], "path=b cuts the rows of attn_tp ranks"),
+    (["--decode-layout", "dp=2,path=c"], "path=c is not one of a, b"),
     (["--decode-layout", "dp"], "dp needs a positive number"),
     (["--decode-layout", "dp=0"], "dp needs a positive number"),
     (["--decode-layout", "dp=1,dp=2"], "once"),
