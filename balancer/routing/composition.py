@@ -1,10 +1,10 @@
 """A policy made of two rules, one per role, and the order in which they speak.
 
-    screen -> each rule's exclusions -> members without a partner -> prefill -> decode
+    screen -> full decode members -> members without a partner -> the prefill rule -> decode
 
 A rule sees the whole request and answers with columns of scores; lower is better, the first column
-counts most. Members that a rule excludes only for now (busy, another class) turn a decision
-without candidates into "ask again later"; those it excludes for good turn it into a refusal.
+counts most. When the prefill rule leaves nobody, members it excluded only for now (busy, another
+class) mean "ask again later", and members that would be too slow mean a refusal.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from balancer.snapshot import CODE_OF, Codes, Columns, Floats, Ints, Snapshot
 Terms = list[tuple[str, Floats | Ints]]
 """Columns of scores by name, most important first, each `[candidates]`."""
 
-_HOLDING = frozenset(
+_HOLDING = [
     CODE_OF[cause]
     for cause in (ExclusionCause.BUSY, ExclusionCause.OTHER_CLASS, ExclusionCause.MOVING)
-)
+]
 _REJECTING = CODE_OF[ExclusionCause.TOO_SLOW]
-_MIN_RETRY_S = 0.05
+_MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,25 @@ class Case:
         """When it is made."""
         return self.snapshot.taken_at
 
+    def cached_tokens(self, columns: Columns, rows: Ints) -> Ints:
+        """Prompt tokens each candidate need not compute: from the store, or its own if more."""
+        cached = np.full(len(rows), self.request.cached_tokens, dtype=np.int64)
+        if self.request.local_cached:
+            local = np.zeros(len(columns), dtype=np.int64)
+            for member_id, tokens in self.request.local_cached.items():
+                row = columns.fixed.row_of.get(member_id)
+                if row is not None:
+                    local[row] = tokens
+            np.maximum(cached, local[rows], out=cached)
+        return cached
+
+    def prefill_s(self, cached_tokens: Ints) -> Floats:
+        """Predicted prefill seconds by cached tokens; at least one token is computed."""
+        quota, length = self.knowledge.quota, self.request.num_tokens
+        new = np.maximum(1, length - cached_tokens)
+        seconds: Floats = quota.a * new + quota.b * new * (length - new / 2) + quota.c
+        return seconds
+
     def seed(self) -> int:
         """64 bits for draws, different for each decision and balancer."""
         request = self.request
@@ -80,6 +99,7 @@ class Composed:
 
     Args:
         why: One phrase on what the rules prefer.
+        price: Seconds of prefill on each candidate, if a member's own cache or a transfer counts.
         make_memory: Makes the memory; called once per router.
     """
 
@@ -93,6 +113,7 @@ class Composed:
         decode: Rule,
         options: RoutingOptions,
         make_memory: Callable[[], Memory],
+        price: Callable[[Case, Columns, Ints], Floats] | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -100,6 +121,7 @@ class Composed:
         self._rules = {Role.PREFILL: prefill, Role.DECODE: decode}
         self._options = options
         self._make_memory = make_memory
+        self._price = price or _price
 
     def memory(self) -> Memory:
         """See `Policy`."""
@@ -111,10 +133,9 @@ class Composed:
         """See `Policy`."""
         case = make_case(request, snapshot, knowledge, self._options, rotation)
         causes = screen(request, snapshot)
-        for role, rule in self._rules.items():
-            rule.exclude(case, snapshot.of(role), causes[role])
-        own = {role: _own_codes(causes[role]) for role in Role}
+        self._rules[Role.DECODE].exclude(case, snapshot.decode, causes[Role.DECODE])
         pair(snapshot, causes)
+        self._rules[Role.PREFILL].exclude(case, snapshot.prefill, causes[Role.PREFILL])
         prefill = self._judge(Role.PREFILL, case, causes[Role.PREFILL])
         if prefill.chosen >= 0:
             layouts = snapshot.decode.fixed.layouts
@@ -123,14 +144,17 @@ class Composed:
         decode = self._judge(Role.DECODE, case, causes[Role.DECODE])
         is_placed = prefill.chosen >= 0 and decode.chosen >= 0
         verdict, why, retry_after_s = Verdict.PLACE, self._why, 0.0
+        quota_s = case.quota_s
+        if request.local_cached and is_placed:
+            quota_s = float(self._price(case, snapshot.prefill, np.array([prefill.chosen]))[0])
         if not is_placed:
-            verdict, why, retry_after_s = _without_pair(case, own, causes)
+            verdict, why, retry_after_s = _without_pair(snapshot, causes)
         return Placement(
             verdict=verdict,
             prefill_side=prefill,
             decode_side=decode,
             length_class=case.length_class,
-            quota_s=case.quota_s,
+            quota_s=quota_s,
             output_tokens=case.output_tokens,
             wait_s=float(snapshot.prefill.quota_s[prefill.chosen]) if is_placed else 0.0,
             retry_after_s=retry_after_s,
@@ -180,6 +204,10 @@ def make_case(
     )
 
 
+def _price(case: Case, columns: Columns, rows: Ints) -> Floats:
+    return case.prefill_s(case.cached_tokens(columns, rows))
+
+
 def pick(columns: list[Floats | Ints], num_candidates: int, rotation: int) -> tuple[int, int]:
     """Index of the lexicographically lowest candidate and how many share its scores.
 
@@ -196,24 +224,16 @@ def pick(columns: list[Floats | Ints], num_candidates: int, rotation: int) -> tu
     return int(best[rotation % len(best)]), len(best)
 
 
-def _own_codes(cause: Codes) -> frozenset[int]:
-    return frozenset(np.unique(cause).tolist())
-
-
-def _without_pair(
-    case: Case, own: dict[Role, frozenset[int]], causes: dict[Role, Codes]
-) -> tuple[Verdict, str, float]:
-    """What to do when nobody can take the request now."""
-    codes = own[Role.PREFILL]
-    if 0 in codes or 0 not in own[Role.DECODE]:
-        return Verdict.NO_PAIR, "", 0.0
-    waits = case.snapshot.prefill.quota_s
-    if _REJECTING in codes and not codes & _HOLDING:
-        slow = waits[causes[Role.PREFILL] == _REJECTING]
-        wait_s = max(_MIN_RETRY_S, float(slow.min()))
-        return Verdict.REJECT, "every prefill member would miss the latency target", wait_s
-    if codes & _HOLDING:
-        busy = waits[np.isin(causes[Role.PREFILL], list(_HOLDING))]
-        wait_s = max(_MIN_RETRY_S, float(busy.min()))
+def _without_pair(snapshot: Snapshot, causes: dict[Role, Codes]) -> tuple[Verdict, str, float]:
+    """What to do when nobody can take the request now, why, and when to ask again."""
+    waits, cause = snapshot.prefill.quota_s, causes[Role.PREFILL]
+    is_busy = np.isin(cause, _HOLDING)
+    if is_busy.any():
+        wait_s = max(_MIN_RETRY_S, float(waits[is_busy].min()))
         return Verdict.HOLD, "every prefill member that could serve it is busy", wait_s
+    for role in Role:
+        if (causes[role] == _REJECTING).any():
+            wait_s = max(_MIN_RETRY_S, float(waits.min(initial=_MAX_RETRY_S)))
+            why = f"every {role.value} member would miss the latency target"
+            return Verdict.REJECT, why, wait_s
     return Verdict.NO_PAIR, "", 0.0

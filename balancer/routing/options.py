@@ -33,6 +33,9 @@ class RoutingOptions:
         ttft_slo_s, ttft_slo_per_token_s: First-token target: constant, and part per prompt token.
         tpot_slo_s: Target per output token.
         transfer_s_per_token: Seconds to bring one token's KV from another machine.
+        step_s, step_s_per_request, step_s_per_token: `mooncake`: a decode step by running requests
+            and KV tokens; 0 leaves the output target unchecked.
+        busy_at: `ondemand`: outstanding requests at which a prefill member refuses.
         prefill_scale, temperature: `dynamo_kv`: weight of prefill tokens, softness (0: argmin).
         weights: `llmd_weighted`: weight per scorer.
         bucket_drift: `sgl_bucket`: ratio of loads at which boundaries are cut anew.
@@ -43,7 +46,7 @@ class RoutingOptions:
     forgetting: float = 0.98
     first_output_tokens: float = 256.0
     round_s: float = 5.0
-    max_moves: int = 1
+    max_moves: int = 2
     min_gain: float = 0.1
     starvation_s: float = 1.0
     reserve_share: float = 0.0
@@ -54,6 +57,10 @@ class RoutingOptions:
     ttft_slo_per_token_s: float = 1.0 / (16 * _K)
     tpot_slo_s: float = 0.05
     transfer_s_per_token: float = 0.0
+    step_s: float = 0.0
+    step_s_per_request: float = 0.0
+    step_s_per_token: float = 0.0
+    busy_at: int = 1
     prefill_scale: float = 1.0
     temperature: float = 0.0
     weights: Mapping[str, float] = field(
@@ -84,9 +91,18 @@ class RoutingOptions:
             _check(name, getattr(self, name), positive=False)
         for name in ("prefill_scale", "temperature"):
             _check(name, getattr(self, name), positive=False)
+        for name in ("step_s", "step_s_per_request", "step_s_per_token"):
+            _check(name, getattr(self, name), positive=False)
+        for name, weight in self.weights.items():
+            _check(f"weights[{name!r}]", weight, positive=False)
         if not 0 <= self.reserve_share < 1:
             raise ValueError(f"reserve_share {self.reserve_share} must be in [0, 1)")
-        for name, least in (("max_moves", 1), ("look_ahead", 0), ("replicas", 1)):
+        for name, least in (
+            ("max_moves", 1),
+            ("look_ahead", 0),
+            ("replicas", 1),
+            ("busy_at", 1),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least {least}")
 

@@ -1,0 +1,99 @@
+"""Prefill placement by length class: engines of one's own class first, others by a bounded loan.
+
+The KV store is shared, so any engine can resume any prefix: what counts is who computes first.
+Inside a class the least outstanding quota wins, then fewer tokens, then rotation. With S for the
+starvation bound (`starvation_s`) and the least wait among a class's engines as its wait:
+
+    own wait <= S                      own engines only
+    own wait > S                       own engines, and others that wait less by more than S
+    no own engine, idle ones           those
+    no own engine, none idle           hold, until S after arrival; then every engine
+
+An engine is lent to work longer than S only if another engine of its class, one that waits at most
+S, stays behind. So starvation is bounded both ways: a loan never leaves the lender's wait above the
+larger of S and the borrower's wait (long work never starves short work, short work never long),
+and a request of a class without engines is placed within S of its arrival. The floor of `shares`
+gives every class an engine when there are enough of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.members import ExclusionCause
+from balancer.routing.composition import Case, Terms
+from balancer.routing.decode import among_the_best
+from balancer.routing.screening import exclude
+from balancer.routing.shares import Shares
+from balancer.snapshot import Codes, Columns, Fixed, Ints
+
+_ANY_CLASS = -1
+
+Mask = npt.NDArray[np.bool_]
+
+
+class ByClass:
+    """The rule of this module."""
+
+    def __init__(self) -> None:
+        # The last shares laid out as rows; they change once a round, decisions come by thousands.
+        self._laid_out: tuple[Shares, Fixed, Ints, Mask] | None = None
+
+    def exclude(self, case: Case, columns: Columns, cause: Codes) -> None:
+        """Takes out engines of other classes, and those that still move, unless borrowed."""
+        served, is_moving = self._rows_of(_shares(case), columns.fixed)
+        can = cause == 0
+        is_mine = (served == case.length_class) | (served == _ANY_CLASS)
+        own, waits, bound_s = can & is_mine & ~is_moving, columns.quota_s, case.options.starvation_s
+        own_wait_s = float(waits[own].min()) if own.any() else np.inf
+        if own_wait_s <= bound_s:
+            allowed = own
+        else:
+            others = can & ~is_mine & ~is_moving
+            allowed = own | _can_be_lent(case, columns, others, served, own_wait_s)
+        if not allowed.any() and (
+            case.now - case.request.arrived_at >= bound_s or not (can & ~is_mine).any()
+        ):
+            allowed = can
+        exclude(cause, can & ~allowed & is_mine & is_moving, ExclusionCause.MOVING)
+        exclude(cause, can & ~allowed & ~is_mine, ExclusionCause.OTHER_CLASS)
+        exclude(cause, can & ~allowed, ExclusionCause.BUSY)
+
+    def terms(self, case: Case, columns: Columns, rows: Ints) -> Terms:
+        """Outstanding seconds, then tokens."""
+        terms: Terms = [("wait_s", columns.quota_s[rows]), ("tokens", columns.tokens[rows])]
+        return among_the_best(case, columns, rows, terms)
+
+    def _rows_of(self, shares: Shares, fixed: Fixed) -> tuple[Ints, Mask]:
+        """Class per row (-1: any) and whether the engine still moves."""
+        known = self._laid_out
+        if known is None or known[0] is not shares or known[1] is not fixed:
+            served = np.array(
+                [shares.class_of.get(name, _ANY_CLASS) for name in fixed.ids], dtype=np.int64
+            )
+            moving = np.array([name in shares.moving for name in fixed.ids], dtype=np.bool_)
+            known = self._laid_out = (shares, fixed, served, moving)
+        return known[2], known[3]
+
+
+def _can_be_lent(
+    case: Case, columns: Columns, others: Mask, served: Ints, own_wait_s: float
+) -> Mask:
+    """Engines of other classes that may take this request; see the module."""
+    waits, bound_s = columns.quota_s, case.options.starvation_s
+    if own_wait_s == np.inf:
+        lent: Mask = others & (columns.requests == 0)
+    else:
+        lent = others & (waits + bound_s < own_wait_s)
+    if case.quota_s <= bound_s or not lent.any():
+        return lent
+    is_prompt = others & (waits <= bound_s)
+    num_prompt = np.bincount(served[is_prompt], minlength=case.options.num_classes)
+    stays: Mask = num_prompt[served] - is_prompt > 0
+    return lent & stays
+
+
+def _shares(case: Case) -> Shares:
+    own = case.knowledge.own
+    return own if isinstance(own, Shares) else Shares()
