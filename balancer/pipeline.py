@@ -43,17 +43,24 @@ from balancer.remote.prefetch import ReadAhead
 from balancer.text import IncrementalText
 from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
-from runtime.errors import DisaggError, Reason, TooLate, Unavailable
+from runtime.errors import DisaggError, Overloaded, Reason, TooLate, Unavailable
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
 
 _log = get_logger(__name__)
 
+_RETRY_AFTER_S = 1.0  # a store under pressure is relieved hand-off by hand-off
+
 Event = TypeVar("Event")
 
 
 class Handoffs(Protocol):
-    """What the balancer may do to a hand-off in the store: drop it. Called from clean-ups."""
+    """What the balancer may do to hand-offs in the store: begin none, or drop one."""
+
+    @property
+    def refusal(self) -> str:
+        """Why no new one should begin; empty if one may. Answers at once."""
+        ...
 
     async def abort(self, ticket: Ticket) -> None:
         """Drops a hand-off that no decode took over; idempotent."""
@@ -120,6 +127,7 @@ class Pipeline:
         journey = self._set_out(request, emit)
         transcript = journey.transcript
         try:
+            self._refuse_under_pressure()
             async with (
                 self._running.scope(request),
                 self._gate.slot(request.request_id, priority=request.priority),
@@ -142,6 +150,16 @@ class Pipeline:
         finally:
             self._placer.look_again()
         return self._arrive(journey)
+
+    def _refuse_under_pressure(self) -> None:
+        """New work is turned away before the store itself turns away what was admitted."""
+        if why := self._handoffs.refusal:
+            self._metrics.count("disagg_admission_rejections_total", reason=Reason.POOL_FULL)
+            raise Overloaded(
+                f"no new request is taken: {why}; try again in {_RETRY_AFTER_S:g} s",
+                reason=Reason.POOL_FULL,
+                retry_after_s=_RETRY_AFTER_S,
+            )
 
     async def _attempt(self, journey: Journey) -> None:
         """One attempt: a pair with a slot, a prefill, and unless that ended it, a decode."""

@@ -60,6 +60,10 @@ class SharedStore(Handoffs, Protocol):
         """Whether it answers; called twice a second, bounded by itself."""
         ...
 
+    def look_at_pressure(self) -> None:
+        """Begins to find out whether it has room; called twice a second, at once back."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balancer:
@@ -90,6 +94,7 @@ class Balancer:
         sizes = self.admission.statistics()
         self.metrics.set("disagg_requests_running", sizes.running, role="balancer")
         self.metrics.set("disagg_requests_waiting", sizes.waiting, role="balancer")
+        self.store.look_at_pressure()
         if not self.members.can_serve(now):
             return Condition(is_ready=False, cause="no_members")
         if not await self.store.is_reachable():

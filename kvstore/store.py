@@ -33,7 +33,7 @@ from kvstore.payloads.freshness import Refreshed
 from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.reading import ReadRequest, read, read_with_digests
 from kvstore.payloads.sealing import PayloadRef, block_refs
-from kvstore.pressure import Pressure, measure_pressure
+from kvstore.pressure import Pressure, may_be_pressed, measure_pressure
 from kvstore.statistics import Counters, StoreStatistics, counted
 from kvstore.ticket import HandoffDraft, Ticket, TokenChain
 
@@ -318,18 +318,22 @@ class KvStore:
             return self._backend.statistics()
 
     def pressure(self, incoming_bytes: int = 0) -> Pressure:
-        """How full the server is, with so many bytes of hand-offs more. Scans all hand-offs.
+        """How full the server is, with so many bytes of hand-offs more.
 
-        Bytes of a hand-off are those of its tail; its blocks are shared and count as used.
+        Bytes of a hand-off are those of its tail and of the blocks that were written for it. They
+        are counted, by a scan of all keys, only where there is enough in use for them to matter.
         """
         with counted(self._counters):
             server = self._backend.statistics()
-            handoff_bytes = sum(entry.num_bytes for entry in self._backend.audit())
+            handoff_bytes = 0
+            if may_be_pressed(server.used_bytes + incoming_bytes, server.max_bytes):
+                handoff_bytes = sum(entry.num_bytes for entry in self._backend.audit())
         return measure_pressure(
             used_bytes=server.used_bytes,
             max_bytes=server.max_bytes,
             handoff_bytes=handoff_bytes,
             incoming_bytes=incoming_bytes,
+            evicts=server.evicts,
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The balancer's view of the shared store: is it there, and drop what nobody will read.
+"""The balancer's view of the shared store: is it there, has it room, and drop what nobody reads.
 
 The store library is synchronous, so every call runs in a thread of a small pool of its own; a store
 that hangs blocks that pool and nothing else. Connections are made on first use: a balancer starts
@@ -17,6 +17,7 @@ from balancer.remote.peers import Ticket
 from kvstore import KvStoreConfig, LeaseRecord, open_store
 from kvstore.config import parse_url
 from kvstore.errors import KvStoreError
+from kvstore.pressure import Pressure, Shedding
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from runtime.offload import offload
@@ -55,6 +56,10 @@ class Store(Protocol):
         """Drops a hand-off; idempotent."""
         ...
 
+    def pressure(self) -> Pressure:
+        """How full the server is; may walk all keys."""
+        ...
+
     def audit(self) -> Sequence[LeaseRecord]:
         """All hand-offs in the store; walks all keys."""
         ...
@@ -79,6 +84,31 @@ class StoreHandoffs:
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="store")
         self._ping: asyncio.Future[object] | None = None
         self._lost: dict[bytes, set[tuple[str, int]]] = {}
+        self._shedding = Shedding()
+        self._look: asyncio.Future[Pressure] | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why no new hand-off should begin, as of the last look; empty if one may."""
+        return self._shedding.refusal
+
+    def look_at_pressure(self) -> None:
+        """Has a thread measure how full the store is; one look at a time. Event loop."""
+        if self._look is None or self._look.done():
+            loop = asyncio.get_running_loop()
+            self._look = loop.run_in_executor(
+                self._threads, lambda: self._store(_NO_LAYOUT).pressure()
+            )
+            self._look.add_done_callback(self._take_pressure)
+
+    def _take_pressure(self, look: asyncio.Future[Pressure]) -> None:
+        if look.cancelled():
+            return
+        if (error := look.exception()) is not None:
+            # Whether it is there at all is another question, which readiness answers.
+            _log.debug("store.pressure_unknown", error=str(error))
+        elif self._shedding.update(look.result()):
+            _log.warning("store.pressure", refuses=self.refusal or "nothing any more")
 
     async def is_reachable(self) -> bool:
         """Whether the store answers in time. A ping that hangs is waited for, not repeated."""

@@ -42,12 +42,16 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendStatistics:
-    """What a server says about itself; 0 where it does not say."""
+    """What a server says about itself; 0 where it does not say.
+
+    `evicts` is whether it makes room by itself, so that a full one is no more than a warm cache.
+    """
 
     address: str
     used_bytes: int
     max_bytes: int
     num_keys: int
+    evicts: bool = False
 
 
 class BlockStore(Protocol):

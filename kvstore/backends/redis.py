@@ -179,6 +179,9 @@ class RedisBackend:
             # A cluster with a node without a limit has none.
             max_bytes=sum(limits) if all(limits) else 0,
             num_keys=num_keys,
+            evicts=all(
+                memory.get("maxmemory_policy", "noeviction") != "noeviction" for memory in memories
+            ),
         )
 
     def close(self) -> None:

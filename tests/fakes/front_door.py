@@ -31,6 +31,11 @@ class FakeStore:
     reachable: bool = True
     aborted: list[str] = field(default_factory=list)
     searched: list[tuple[bytes, str, int]] = field(default_factory=list)
+    refusal: str = ""
+    looks: int = 0
+
+    def look_at_pressure(self) -> None:
+        self.looks += 1
 
     async def is_reachable(self) -> bool:
         return self.reachable

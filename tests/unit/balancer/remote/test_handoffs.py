@@ -12,6 +12,7 @@ from balancer.config import StoreSettings
 from balancer.remote.handoffs import StoreHandoffs, open_handoffs
 from balancer.remote.peers import Ticket
 from kvstore.errors import StoreDown, StoreUrlError
+from kvstore.pressure import Pressure
 from runtime.clock import SystemClock
 
 TICKET = Ticket(handoff_id="a" * 32, fingerprint=b"layout-1", wire=b"")
@@ -32,6 +33,7 @@ class FakeStore:
         self.audits = 0
         self.error: Exception | None = None
         self.hang: threading.Event | None = None
+        self.used_share = 0.0
 
     def ping(self) -> None:
         self.pings += 1
@@ -48,6 +50,10 @@ class FakeStore:
         self.ping()
         self.audits += 1
         return [Record("r1", 1, "one"), Record("r1", 2, "two"), Record("r2", 1, "three")]
+
+    def pressure(self) -> Pressure:
+        self.ping()
+        return Pressure(used_share=self.used_share, handoff_share=0.0)
 
     def close(self) -> None:
         self.closed = True
@@ -131,4 +137,45 @@ async def test_a_lost_ticket_is_found_by_request_and_attempt(
     opener.stores[0].error = None
     await handoffs.abort_request(b"layout-1", "r1", 2)
     assert opener.stores[0].aborted[2:] == ["two"]
+    handoffs.close()
+
+
+async def _looked(handoffs: StoreHandoffs) -> str:
+    handoffs.look_at_pressure()
+    assert handoffs._look is not None
+    await asyncio.wait([handoffs._look])
+    await asyncio.sleep(0)
+    return handoffs.refusal
+
+
+async def test_a_full_store_refuses_until_it_is_well_below_its_limit() -> None:
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    assert handoffs.refusal == ""
+    assert await _looked(handoffs) == ""
+    [store] = opener.stores
+    store.used_share = 0.9
+    assert (await _looked(handoffs)).startswith("90% of the KV store's memory")
+    store.used_share = 0.82
+    assert (await _looked(handoffs)).startswith("82%")
+    store.error = StoreDown("s", "gone")
+    assert (await _looked(handoffs)).startswith("82%"), "not known is not relieved"
+    store.error, store.used_share = None, 0.7
+    assert await _looked(handoffs) == ""
+    handoffs.close()
+
+
+async def test_a_look_that_hangs_is_not_repeated_and_holds_nobody_up() -> None:
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    await _looked(handoffs)
+    [store] = opener.stores
+    store.hang = threading.Event()
+    for _ in range(5):
+        handoffs.look_at_pressure()
+    assert handoffs.refusal == ""
+    store.hang.set()
+    assert handoffs._look is not None
+    await asyncio.wait([handoffs._look])
+    assert store.pings == 2
     handoffs.close()
