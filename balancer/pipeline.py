@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Protocol, TypeVar
 
 from balancer.journey.cleanup import CleanUps
+from balancer.journey.endings import Endings
 from balancer.journey.failures import Remedy, final_error, newest_attempt, remedy_for
 from balancer.journey.gate import Gate
+from balancer.journey.handover import Routed
 from balancer.journey.placement import Placer
-from balancer.journey.request import Final, FinishReason, Request, Usage
+from balancer.journey.request import Delta, Final, FinishReason, Request
 from balancer.journey.retry import Leg, Outage, RequestRetries, RetryBudget, backoff_s
 from balancer.journey.running import RequestCancelled, RunningRequests, deadline_passed
-from balancer.journey.state import Emit, Journey, Limits, Pair
+from balancer.journey.state import Emit, Handover, Journey, Limits, Pair
 from balancer.journey.transcript import StreamBroken, Transcript
 from balancer.membership import Member, Membership
 from balancer.remote.peers import (
@@ -52,6 +54,7 @@ _log = get_logger(__name__)
 _RETRY_AFTER_S = 1.0  # a store under pressure is relieved hand-off by hand-off
 
 Event = TypeVar("Event")
+Attempt = Callable[[Journey], Awaitable[None]]
 
 
 class Handoffs(Protocol):
@@ -117,6 +120,7 @@ class Pipeline:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
+        self._endings = Endings(metrics)
 
     async def run(self, request: Request, emit: Emit) -> Final:
         """Generates; hands every piece to `emit`, and returns what ends the stream.
@@ -125,31 +129,69 @@ class Pipeline:
             DisaggError: The request failed for good; nothing it held is left behind.
         """
         journey = self._set_out(request, emit)
-        transcript = journey.transcript
+        await self._travel(journey, self._attempt)
+        return self._endings.arrived(journey, total_us=self._age_us(journey))
+
+    async def route(
+        self, request: Request, *, generated: Sequence[int] = (), last_attempt: int = 0
+    ) -> Routed:
+        """Prefills, and hands slot and ticket over to the caller.
+
+        Args:
+            generated: Tokens of the answer that exist already.
+            last_attempt: Attempt that made them; 0 if there was none.
+
+        Raises:
+            DisaggError: The request failed for good; nothing it held is left behind.
+        """
+        deltas: list[Delta] = []
+
+        async def keep(delta: Delta) -> None:
+            deltas.append(delta)
+
+        journey = self._set_out(request, keep)
+        journey.attempt = last_attempt + 1
+        journey.transcript.begin(journey.attempt)
+        journey.transcript.take(journey.attempt, len(generated), generated, (), None)
+        deltas.clear()
+        await self._travel(journey, self._hand_over)
+        final = self._endings.arrived(journey, total_us=self._age_us(journey))
+        return Routed(
+            attempt=journey.attempt,
+            seq=final.seq,
+            deltas=tuple(deltas),
+            finish_reason=None if journey.handover is not None else final.finish_reason,
+            handover=journey.handover,
+            usage=final.usage,
+            timing=final.timing,
+        )
+
+    async def _travel(self, journey: Journey, attempt: Attempt) -> None:
+        """Attempts until the journey is over; everything held is given back on the way out."""
+        request = journey.request
         try:
             self._refuse_under_pressure()
             async with (
                 self._running.scope(request),
                 self._gate.slot(request.request_id, priority=request.priority),
             ):
-                while not (transcript.is_finished or transcript.seq >= request.max_tokens):
+                while not journey.is_over:
                     try:
-                        await self._attempt(journey)
+                        await attempt(journey)
                     except (DisaggError, StreamBroken) as error:
                         await self._give_up_or_go_on(journey, error)
         except RequestCancelled:
-            transcript.finish_reason = FinishReason.ABORT
-            self._count_cancellation(journey, "operator")
+            journey.transcript.finish_reason = FinishReason.ABORT
+            self._endings.cancelled(journey, "operator")
         except DisaggError as error:
-            self._count_end(journey, "failed", error.reason)
+            self._endings.failed(journey, error.reason)
             raise
         except asyncio.CancelledError:
-            self._count_cancellation(journey, "caller")
-            self._count_end(journey, "failed", Reason.CALLER_LEFT)
+            self._endings.cancelled(journey, "caller")
+            self._endings.failed(journey, Reason.CALLER_LEFT)
             raise
         finally:
             self._placer.look_again()
-        return self._arrive(journey)
 
     def _refuse_under_pressure(self) -> None:
         """New work is turned away before the store itself turns away what was admitted."""
@@ -172,8 +214,16 @@ class Pipeline:
                     with self._dropped_unless_finished(journey, ticket):
                         await self._decode(journey, pair, ticket)
 
+    async def _hand_over(self, journey: Journey) -> None:
+        """One attempt whose decode the caller runs: a pair with a slot, and a prefill."""
+        async with self._placer.reserved(journey) as pair:
+            ticket = await self._prefill(journey, pair, journey.prefill_call(), None)
+            if ticket is not None and not journey.transcript.is_finished:
+                call = journey.decode_call()
+                journey.handover = Handover(pair=pair, call=call, ticket=ticket)
+
     async def _prefill(
-        self, journey: Journey, pair: Pair, call: LegCall, ahead: ReadAhead
+        self, journey: Journey, pair: Pair, call: LegCall, ahead: ReadAhead | None
     ) -> Ticket | None:
         """Prompt to ticket; the first token is handed out on the way. None: nothing to decode."""
         journey.enter(Leg.PREFILL, pair.prefill)
@@ -184,7 +234,7 @@ class Pipeline:
             pair.prefill,
             call,
             bypass_prefix=journey.bypass_prefix,
-            report_stored=self._overlap,
+            report_stored=self._overlap and ahead is not None,
             timeout_s=self._remaining_s(journey),
         )
         attempt, is_over = journey.attempt, False
@@ -198,7 +248,7 @@ class Pipeline:
                             if journey.attempt == 1:
                                 prompt_tokens = len(journey.request.token_ids)
                                 journey.cached_tokens = min(event.cached_tokens, prompt_tokens)
-                        case BlocksStored():
+                        case BlocksStored() if ahead is not None:
                             ahead.stored(event.num_blocks)
                         case FirstToken():
                             timing.prefill_queue_us = event.queue_us
@@ -215,7 +265,8 @@ class Pipeline:
                             pass
             is_over = True
         finally:
-            ahead.finish()
+            if ahead is not None:
+                ahead.finish()
             if not is_over:
                 self._look_for_ticket(journey, pair.prefill, attempt, committed)
         ticket = committed.ticket if committed is not None else None
@@ -415,42 +466,6 @@ class Pipeline:
             retries=retries,
             outage=Outage(self._limits.recovery_wait_s),
         )
-
-    def _arrive(self, journey: Journey) -> Final:
-        transcript = journey.transcript
-        reason = transcript.finish_reason or FinishReason.LENGTH
-        timing = journey.timing
-        timing.total_us = self._age_us(journey)
-        self._count_end(journey, reason.value, "")
-        prompt_tokens = len(journey.request.token_ids)
-        self._metrics.count(
-            "disagg_prompt_tokens_total", prompt_tokens - journey.cached_tokens, source="computed"
-        )
-        self._metrics.count("disagg_prompt_tokens_total", journey.cached_tokens, source="store")
-        for phase in ("placement", "prefill_queue", "prefill", "commit", "fetch", "decode"):
-            self._metrics.observe(
-                "disagg_phase_duration_seconds", getattr(timing, f"{phase}_us") / 1e6, phase=phase
-            )
-        return Final(
-            attempt=journey.attempt,
-            seq=transcript.seq,
-            text=transcript.finish(),
-            finish_reason=reason,
-            usage=Usage(
-                prompt_tokens=prompt_tokens,
-                completion_tokens=transcript.seq,
-                cached_tokens=journey.cached_tokens,
-            ),
-            timing=timing,
-        )
-
-    def _count_end(self, journey: Journey, outcome: str, reason: str) -> None:
-        self._metrics.count("disagg_requests_total", outcome=outcome, reason=reason)
-        self._metrics.count("disagg_generated_tokens_total", journey.transcript.seq)
-        self._metrics.count("disagg_dropped_tokens_total", journey.transcript.num_dropped)
-
-    def _count_cancellation(self, journey: Journey, origin: str) -> None:
-        self._metrics.count("disagg_cancellations_total", stage=journey.leg.value, origin=origin)
 
     def _age_us(self, journey: Journey) -> int:
         return _micros(self._clock.now() - journey.request.arrived_at)

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from balancer.intake import Intake
-from balancer.journey.request import Delta, Final, FinishReason, Logprobs, Request
+from balancer.journey.request import Delta, Final, Request
 from balancer.journey.running import RunningRequests
 from balancer.membership import Load, Member, Membership, MemberView, Role
 from balancer.pipeline import Pipeline
 from balancer.text import TextError
 from balancer.validation import bad_field, check_model, check_request_id
+from balancer.wire import FINISH_REASONS, fill_timing, fill_usage, logprobs_message
 from disagg.v1 import (
     admin_pb2,
     admin_pb2_grpc,
-    common_pb2,
     generation_pb2,
     generation_pb2_grpc,
     membership_pb2,
@@ -215,7 +215,7 @@ class _Stream:
                 seq=delta.seq,
                 token_ids=delta.token_ids,
                 text=delta.text,
-                logprobs=map(_logprobs_message, delta.logprobs),
+                logprobs=map(logprobs_message, delta.logprobs),
             )
         )
 
@@ -224,13 +224,9 @@ class _Stream:
         message = generation_pb2.GenerateResponse(
             attempt=final.attempt, seq=final.seq, text=final.text
         )
-        message.final.finish_reason = _FINISH_REASONS[final.finish_reason]
-        usage, timing = final.usage, final.timing
-        message.final.usage.prompt_tokens = usage.prompt_tokens
-        message.final.usage.completion_tokens = usage.completion_tokens
-        message.final.usage.cached_tokens = usage.cached_tokens
-        for field in common_pb2.Timing.DESCRIPTOR.fields:
-            setattr(message.final.timing, field.name, getattr(timing, field.name))
+        message.final.finish_reason = FINISH_REASONS[final.finish_reason]
+        fill_usage(message.final.usage, final.usage)
+        fill_timing(message.final.timing, final.timing)
         await self._write(message)
 
     async def _write(self, message: generation_pb2.GenerateResponse) -> None:
@@ -241,11 +237,6 @@ class _Stream:
         await self._context.write(message)
 
 
-_FINISH_REASONS = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
-}
 _ROLES = {
     membership_pb2.MEMBER_ROLE_PREFILL: Role.PREFILL,
     membership_pb2.MEMBER_ROLE_DECODE: Role.DECODE,
@@ -257,16 +248,6 @@ _LOAD_FIELDS = tuple(field.name for field in membership_pb2.LoadSnapshot.DESCRIP
 def text_error(error: TextError) -> InvalidRequest:
     """What callers see of text that cannot be encoded; for the error map of the process."""
     return bad_field(error.field, str(error))
-
-
-def _logprobs_message(logprobs: Logprobs) -> common_pb2.PositionLogprobs:
-    return common_pb2.PositionLogprobs(
-        logprob=logprobs.logprob,
-        top=[
-            common_pb2.TokenLogprob(token_id=token_id, logprob=value)
-            for token_id, value in logprobs.top
-        ],
-    )
 
 
 def _member(message: membership_pb2.Member) -> Member:

@@ -30,6 +30,8 @@ from balancer.journey.state import Limits
 from balancer.membership import Membership, Role
 from balancer.pipeline import Handoffs, Pipeline
 from balancer.remote.peers import GrpcPeers
+from balancer.route import ROUTE, RoutingFace
+from balancer.route import SERVICE as ROUTING_SERVICE
 from balancer.routing.policies import make_policy
 from balancer.server import (
     GENERATE,
@@ -40,7 +42,12 @@ from balancer.server import (
     text_error,
 )
 from balancer.text import TextCodec, TextError
-from disagg.v1 import admin_pb2_grpc, generation_pb2_grpc, membership_pb2_grpc
+from disagg.v1 import (
+    admin_pb2_grpc,
+    generation_pb2_grpc,
+    membership_pb2_grpc,
+    routing_pb2_grpc,
+)
 from runtime.clock import Clock
 from runtime.errors import ErrorMap
 from runtime.logging import get_logger
@@ -126,6 +133,9 @@ class Balancer:
                 fingerprint=self.fingerprint,
             ),
             server,
+        )
+        routing_pb2_grpc.add_RoutingServiceServicer_to_server(
+            RoutingFace(pipeline=self.pipeline, intake=self.intake), server
         )
         membership_pb2_grpc.add_MembershipServiceServicer_to_server(
             MembershipFace(
@@ -292,8 +302,8 @@ def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics, errors: Er
         role="balancer",
         clock=clock,
         metrics=metrics,
-        work=frozenset({GENERATE}),
-        services=SERVICES,
+        work=frozenset({GENERATE, ROUTE}),
+        services=(*SERVICES, ROUTING_SERVICE),
         listen=settings.listen,
         drain=settings.drain,
         errors=errors,

@@ -86,7 +86,8 @@ class Placer:
             yield pair
         finally:
             self.take_weight_off(journey, pair.prefill, pair.decode)
-            if not (journey.leg is Leg.DECODE and journey.transcript.is_finished):
+            is_used_up = journey.leg is Leg.DECODE and journey.transcript.is_finished
+            if not is_used_up and journey.handover is None:
                 self._cleanups.spawn(
                     "release_slot",
                     self._peers.release(pair.decode, pair.credit_id, timeout_s=_CLEANUP_S),

@@ -12,7 +12,7 @@ from balancer.journey.request import Delta, Request, Timing
 from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.transcript import Transcript
 from balancer.membership import Member
-from balancer.remote.peers import LegCall
+from balancer.remote.peers import LegCall, Ticket
 
 Emit = Callable[[Delta], Awaitable[None]]
 
@@ -46,6 +46,27 @@ class Limits:
     backoff_max_s: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A prefill and a decode member, and the slot taken on the latter."""
+
+    prefill: Member
+    decode: Member
+    credit_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What a caller that goes on alone tells decode, and on which member.
+
+    From then on slot and hand-off are the caller's; each lapses by itself if it never comes.
+    """
+
+    pair: Pair
+    call: LegCall
+    ticket: Ticket
+
+
 @dataclass(slots=True, kw_only=True)
 class Journey:
     """State of one request.
@@ -57,6 +78,7 @@ class Journey:
         outage: What is waited for.
         bypass_prefix: Stored prefixes are not to be trusted for this request.
         avoid: Members this request should not meet again.
+        handover: Set once the caller goes on alone.
     """
 
     request: Request
@@ -72,6 +94,13 @@ class Journey:
     avoid: set[str] = field(default_factory=set)
     cached_tokens: int = 0
     timing: Timing = field(default_factory=Timing)
+    handover: Handover | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to do here."""
+        is_complete = self.transcript.is_finished or self.transcript.seq >= self.request.max_tokens
+        return is_complete or self.handover is not None
 
     def prefill_call(self) -> LegCall:
         """What prefill is told: the prompt, and behind it what exists of the answer."""
@@ -99,12 +128,3 @@ class Journey:
     def enter(self, leg: Leg, member: Member) -> None:
         """From now on this member works on this leg."""
         self.leg, self.member_id, self.group_id = leg, member.member_id, member.group_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A prefill and a decode member, and the slot taken on the latter."""
-
-    prefill: Member
-    decode: Member
-    credit_id: str

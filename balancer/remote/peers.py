@@ -224,16 +224,7 @@ class GrpcPeers:
         self, member: Member, call: LegCall, ticket: Ticket, credit_id: str, *, timeout_s: float
     ) -> AsyncGenerator[DecodeEvent]:
         """See `Peers.decode`."""
-        request = decode_pb2.DecodeRequest(
-            request_id=call.request_id,
-            attempt=call.attempt,
-            ticket=common_pb2.KvTicket.FromString(ticket.wire),
-            token_ids=call.token_ids,
-            num_generated=call.num_generated,
-            sampling=_sampling_message(call.sampling),
-            cache_salt=call.cache_salt,
-            credit_id=credit_id,
-        )
+        request = decode_request(call, ticket, credit_id)
         stream = self._decode_stub(member).Decode(request, timeout=timeout_s)
         try:
             async with _translated(member):
@@ -258,6 +249,20 @@ class GrpcPeers:
 
     def _decode_stub(self, member: Member) -> decode_pb2_grpc.DecodeServiceAsyncStub:
         return decode_pb2_grpc.DecodeServiceStub(self._channel(member.address))
+
+
+def decode_request(call: LegCall, ticket: Ticket, credit_id: str) -> decode_pb2.DecodeRequest:
+    """What a decode member is sent, by this process or by a caller that goes there itself."""
+    return decode_pb2.DecodeRequest(
+        request_id=call.request_id,
+        attempt=call.attempt,
+        ticket=common_pb2.KvTicket.FromString(ticket.wire),
+        token_ids=call.token_ids,
+        num_generated=call.num_generated,
+        sampling=_sampling_message(call.sampling),
+        cache_salt=call.cache_salt,
+        credit_id=credit_id,
+    )
 
 
 @asynccontextmanager
