@@ -12,6 +12,7 @@ import grpc.aio
 
 from balancer.intake import Intake
 from balancer.journey.handover import Routed
+from balancer.journey.request import Request
 from balancer.pipeline import Pipeline
 from balancer.remote.peers import decode_request
 from balancer.validation import bad_field, check_model, check_request_id
@@ -60,7 +61,7 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
             routed = await self._pipeline.route(
                 checked, generated=generated, last_attempt=request.last_attempt
             )
-        return _response(request_id, routed)
+        return _response(checked, routed)
 
     def _check_generated(self, request: routing_pb2.RouteRequest) -> tuple[int, ...]:
         asked = request.generate
@@ -80,11 +81,12 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
         return generated
 
 
-def _response(request_id: str, routed: Routed) -> routing_pb2.RouteResponse:
+def _response(request: Request, routed: Routed) -> routing_pb2.RouteResponse:
     response = routing_pb2.RouteResponse(
-        request_id=request_id,
+        request_id=request.request_id,
         attempt=routed.attempt,
         seq=routed.seq,
+        seed=request.sampling.seed,
         token_ids=[token for delta in routed.deltas for token in delta.token_ids],
         logprobs=[logprobs_message(entry) for delta in routed.deltas for entry in delta.logprobs],
     )

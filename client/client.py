@@ -17,7 +17,7 @@ import uuid
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from types import TracebackType
-from typing import Self, cast
+from typing import Protocol, Self, cast
 
 import grpc
 import grpc.aio
@@ -30,8 +30,8 @@ from disagg.v1 import generation_pb2, generation_pb2_grpc
 
 MAX_RESUMES = 3
 _PAUSES_S = (0.05, 0.25, 1.0)
-_SHORT_CALL_S = 30.0
-_OPTIONS: list[tuple[str, int | str]] = [
+SHORT_CALL_S = 30.0
+CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),
     ("grpc.keepalive_time_ms", 30_000),
@@ -54,7 +54,7 @@ class Client:
         self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
     ) -> None:
         check_text("address", address)
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._max_resumes = max_resumes
@@ -99,7 +99,7 @@ class Client:
             except ClientError as error:
                 if not _may_resume(error, answer, resumes, self._max_resumes):
                     raise
-                self._pause.wait(_PAUSES_S[min(resumes, len(_PAUSES_S) - 1)])
+                self._pause.wait(pause_s(resumes))
 
     def generate(
         self,
@@ -130,28 +130,28 @@ class Client:
         """Ends a running request; returns whether there was one."""
         check_text("request_id", request_id)
         request = generation_pb2.CancelRequestRequest(request_id=request_id)
-        with _errors():
-            return self._stub.CancelRequest(request, timeout=_SHORT_CALL_S).found
+        with errors_of():
+            return self._stub.CancelRequest(request, timeout=SHORT_CALL_S).found
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as a generation would encode it."""
         check_text("text", text)
         request = generation_pb2.TokenizeRequest(text=text)
-        with _errors():
-            return list(self._stub.Tokenize(request, timeout=_SHORT_CALL_S).token_ids)
+        with errors_of():
+            return list(self._stub.Tokenize(request, timeout=SHORT_CALL_S).token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of token ids."""
         check_token_ids("token_ids", token_ids)
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
-        with _errors():
-            return self._stub.Detokenize(request, timeout=_SHORT_CALL_S).text
+        with errors_of():
+            return self._stub.Detokenize(request, timeout=SHORT_CALL_S).text
 
     def models(self) -> list[str]:
         """Names of the models served."""
         request = generation_pb2.ListModelsRequest()
-        with _errors():
-            answer = self._stub.ListModels(request, timeout=_SHORT_CALL_S)
+        with errors_of():
+            answer = self._stub.ListModels(request, timeout=SHORT_CALL_S)
         return [model.id for model in answer.models]
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class Client:
     ) -> Generator[Chunk]:
         call = self._stub.Generate(request, timeout=timeout_s)
         try:
-            with _errors(answer):
+            with errors_of(answer):
                 for message in call:
                     yield answer.take(message)
         finally:
@@ -197,7 +197,7 @@ class AsyncClient:
         self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
     ) -> None:
         check_text("address", address)
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._max_resumes = max_resumes
@@ -228,7 +228,7 @@ class AsyncClient:
             )
             call = self._stub.Generate(request, timeout=timeout_s or self._timeout_s)
             try:
-                with _errors(answer):
+                with errors_of(answer):
                     async for message in call:
                         yield answer.take(message)
                 answer.check_end()
@@ -238,7 +238,7 @@ class AsyncClient:
                     raise
             finally:
                 call.cancel()
-            await asyncio.sleep(_PAUSES_S[min(resumes, len(_PAUSES_S) - 1)])
+            await asyncio.sleep(pause_s(resumes))
 
     async def generate(
         self,
@@ -268,28 +268,28 @@ class AsyncClient:
         """See `Client.cancel`."""
         check_text("request_id", request_id)
         request = generation_pb2.CancelRequestRequest(request_id=request_id)
-        with _errors():
-            return (await self._stub.CancelRequest(request, timeout=_SHORT_CALL_S)).found
+        with errors_of():
+            return (await self._stub.CancelRequest(request, timeout=SHORT_CALL_S)).found
 
     async def tokenize(self, text: str) -> list[int]:
         """See `Client.tokenize`."""
         check_text("text", text)
         request = generation_pb2.TokenizeRequest(text=text)
-        with _errors():
-            return list((await self._stub.Tokenize(request, timeout=_SHORT_CALL_S)).token_ids)
+        with errors_of():
+            return list((await self._stub.Tokenize(request, timeout=SHORT_CALL_S)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """See `Client.detokenize`."""
         check_token_ids("token_ids", token_ids)
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
-        with _errors():
-            return (await self._stub.Detokenize(request, timeout=_SHORT_CALL_S)).text
+        with errors_of():
+            return (await self._stub.Detokenize(request, timeout=SHORT_CALL_S)).text
 
     async def models(self) -> list[str]:
         """See `Client.models`."""
         request = generation_pb2.ListModelsRequest()
-        with _errors():
-            answer = await self._stub.ListModels(request, timeout=_SHORT_CALL_S)
+        with errors_of():
+            answer = await self._stub.ListModels(request, timeout=SHORT_CALL_S)
         return [model.id for model in answer.models]
 
     async def close(self) -> None:
@@ -310,8 +310,19 @@ class AsyncClient:
         await self.close()
 
 
+class HasProgress(Protocol):
+    """An answer that knows how far it came."""
+
+    last_seq: int
+
+
+def pause_s(resumes: int) -> float:
+    """Seconds to wait before a broken stream is resumed once more."""
+    return _PAUSES_S[min(resumes, len(_PAUSES_S) - 1)]
+
+
 @contextmanager
-def _errors(answer: Answer | None = None) -> Iterator[None]:
+def errors_of(answer: HasProgress | None = None) -> Iterator[None]:
     """Turns a failed call into a ClientError."""
     try:
         yield

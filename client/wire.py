@@ -133,32 +133,47 @@ def completion_of(chunks: Sequence[Chunk]) -> Completion:
     )
 
 
+def usage_of(message: common_pb2.Usage) -> Usage:
+    """Token counts of a message."""
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        cached_tokens=message.cached_tokens,
+    )
+
+
+def timing_of(message: common_pb2.Timing) -> Timing:
+    """Times and bytes of a message; the fields have the same names."""
+    return Timing(
+        **{field.name: getattr(message, field.name) for field in dataclasses.fields(Timing)}
+    )
+
+
+def logprobs_of(message: common_pb2.PositionLogprobs) -> TokenLogprobs:
+    """Log-probabilities at one position."""
+    return TokenLogprobs(
+        logprob=message.logprob, top=tuple((top.token_id, top.logprob) for top in message.top)
+    )
+
+
+def finish_reason_of(value: common_pb2.FinishReason) -> str:
+    """Name of a finish reason; empty if there is none yet."""
+    return _FINISH_REASONS.get(value, "")
+
+
 def _chunk(message: generation_pb2.GenerateResponse) -> Chunk:
     usage = timing = None
     if message.HasField("final"):
-        final = message.final
-        usage = Usage(
-            prompt_tokens=final.usage.prompt_tokens,
-            completion_tokens=final.usage.completion_tokens,
-            cached_tokens=final.usage.cached_tokens,
-        )
-        names = [field.name for field in dataclasses.fields(Timing)]
-        timing = Timing(**{name: getattr(final.timing, name) for name in names})
+        usage, timing = usage_of(message.final.usage), timing_of(message.final.timing)
     return Chunk(
         request_id=message.request_id,
         attempt=message.attempt,
         seq=message.seq,
         token_ids=tuple(message.token_ids),
         text=message.text,
-        logprobs=tuple(
-            TokenLogprobs(
-                logprob=entry.logprob,
-                top=tuple((top.token_id, top.logprob) for top in entry.top),
-            )
-            for entry in message.logprobs
-        ),
+        logprobs=tuple(map(logprobs_of, message.logprobs)),
         seed=message.seed if message.HasField("seed") else None,
-        finish_reason=_FINISH_REASONS.get(message.final.finish_reason, ""),
+        finish_reason=finish_reason_of(message.final.finish_reason),
         usage=usage,
         timing=timing,
     )

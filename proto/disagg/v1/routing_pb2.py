@@ -27,7 +27,7 @@ from disagg.v1 import decode_pb2 as disagg_dot_v1_dot_decode__pb2
 from disagg.v1 import generation_pb2 as disagg_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isagg/v1/routing.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\x1a\x16\x64isagg/v1/decode.proto\x1a\x1a\x64isagg/v1/generation.proto\"e\n\x0cRouteRequest\x12,\n\x08generate\x18\x01 \x01(\x0b\x32\x1a.disagg.v1.GenerateRequest\x12\x11\n\tgenerated\x18\x02 \x03(\r\x12\x14\n\x0clast_attempt\x18\x03 \x01(\r\"\xa0\x02\n\rRouteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.disagg.v1.Usage\x12!\n\x06timing\x18\x08 \x01(\x0b\x32\x11.disagg.v1.Timing\x12\'\n\x06\x64\x65\x63ode\x18\t \x01(\x0b\x32\x17.disagg.v1.RoutedDecode\"]\n\x0cRoutedDecode\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12)\n\x07request\x18\x03 \x01(\x0b\x32\x18.disagg.v1.DecodeRequest2L\n\x0eRoutingService\x12:\n\x05Route\x12\x17.disagg.v1.RouteRequest\x1a\x18.disagg.v1.RouteResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isagg/v1/routing.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\x1a\x16\x64isagg/v1/decode.proto\x1a\x1a\x64isagg/v1/generation.proto\"e\n\x0cRouteRequest\x12,\n\x08generate\x18\x01 \x01(\x0b\x32\x1a.disagg.v1.GenerateRequest\x12\x11\n\tgenerated\x18\x02 \x03(\r\x12\x14\n\x0clast_attempt\x18\x03 \x01(\r\"\xae\x02\n\rRouteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.disagg.v1.Usage\x12!\n\x06timing\x18\x08 \x01(\x0b\x32\x11.disagg.v1.Timing\x12\'\n\x06\x64\x65\x63ode\x18\t \x01(\x0b\x32\x17.disagg.v1.RoutedDecode\x12\x0c\n\x04seed\x18\n \x01(\x04\"]\n\x0cRoutedDecode\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12)\n\x07request\x18\x03 \x01(\x0b\x32\x18.disagg.v1.DecodeRequest2L\n\x0eRoutingService\x12:\n\x05Route\x12\x17.disagg.v1.RouteRequest\x1a\x18.disagg.v1.RouteResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,9 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTEREQUEST']._serialized_start=114
   _globals['_ROUTEREQUEST']._serialized_end=215
   _globals['_ROUTERESPONSE']._serialized_start=218
-  _globals['_ROUTERESPONSE']._serialized_end=506
-  _globals['_ROUTEDDECODE']._serialized_start=508
-  _globals['_ROUTEDDECODE']._serialized_end=601
-  _globals['_ROUTINGSERVICE']._serialized_start=603
-  _globals['_ROUTINGSERVICE']._serialized_end=679
+  _globals['_ROUTERESPONSE']._serialized_end=520
+  _globals['_ROUTEDDECODE']._serialized_start=522
+  _globals['_ROUTEDDECODE']._serialized_end=615
+  _globals['_ROUTINGSERVICE']._serialized_start=617
+  _globals['_ROUTINGSERVICE']._serialized_end=693
 # @@protoc_insertion_point(module_scope)

@@ -20,7 +20,7 @@ class RouteRequest(_message.Message):
     def __init__(self, generate: _Optional[_Union[_generation_pb2.GenerateRequest, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., last_attempt: _Optional[int] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
-    __slots__ = ("request_id", "attempt", "seq", "token_ids", "logprobs", "finish_reason", "usage", "timing", "decode")
+    __slots__ = ("request_id", "attempt", "seq", "token_ids", "logprobs", "finish_reason", "usage", "timing", "decode", "seed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class RouteResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     seq: int
@@ -39,7 +40,8 @@ class RouteResponse(_message.Message):
     usage: _common_pb2.Usage
     timing: _common_pb2.Timing
     decode: RoutedDecode
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timing: _Optional[_Union[_common_pb2.Timing, _Mapping]] = ..., decode: _Optional[_Union[RoutedDecode, _Mapping]] = ...) -> None: ...
+    seed: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timing: _Optional[_Union[_common_pb2.Timing, _Mapping]] = ..., decode: _Optional[_Union[RoutedDecode, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class RoutedDecode(_message.Message):
     __slots__ = ("member_id", "address", "request")

@@ -1,0 +1,313 @@
+"""The front door for callers that fetch their tokens from decode themselves.
+
+    async with AsyncDirectClient("127.0.0.1:50051") as client:
+        async for chunk in client.stream("ROMEO:", sampling=Sampling(max_tokens=32)):
+            print(chunk.token_ids)
+
+The balancer places the request and runs its prefill; tokens come straight from the decode member.
+They are the same tokens, numbered alike, and a stream that breaks is resumed behind the last one,
+on whatever member the balancer names then. Decode has no text: the last piece carries that of all
+tokens handed out. Stop texts are refused by the balancer. A caller that leaves cancels its decode;
+one that vanishes before it came there leaves a slot and a hand-off that lapse by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from client.checks import check_text
+from client.client import CHANNEL_OPTIONS, MAX_RESUMES, SHORT_CALL_S, errors_of, pause_s
+from client.errors import ClientError
+from client.routed import RoutedAnswer
+from client.types import Chunk, Completion, Prompt, Sampling
+from client.wire import completion_of, make_request
+from disagg.v1 import (
+    decode_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    routing_pb2,
+    routing_pb2_grpc,
+)
+
+
+class AsyncDirectClient:
+    """For asyncio; belongs to the event loop that made it.
+
+    Args:
+        address: host:port of a balancer; decode members have to be reachable as well.
+        timeout_s: Deadline of a generation that names none, for each of its calls.
+        max_resumes: How often a broken stream is resumed.
+    """
+
+    def __init__(
+        self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
+    ) -> None:
+        check_text("address", address)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        balancer = self._channel(address)
+        self._routing = routing_pb2_grpc.RoutingServiceStub(balancer)
+        self._generation = generation_pb2_grpc.GenerationServiceStub(balancer)
+        self._timeout_s = timeout_s
+        self._max_resumes = max_resumes
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str = "",
+        model: str = "",
+        sampling: Sampling | None = None,
+        last_seq: int = 0,
+        cache_salt: str = "",
+        priority: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Chunk]:
+        """See `Client.stream`. Close it (`contextlib.aclosing`) to cancel the request."""
+        answer = RoutedAnswer(
+            make_request(
+                prompt,
+                request_id=request_id or str(uuid.uuid4()),
+                model=model,
+                sampling=sampling,
+                last_seq=last_seq,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+        )
+        for resumes in range(self._max_resumes + 1):
+            try:
+                async with aclosing(self._read(answer, timeout_s or self._timeout_s)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                yield answer.final(await self._text(answer))
+                return
+            except ClientError as error:
+                if not answer.may_go_on(error, resumes, self._max_resumes):
+                    raise
+            await asyncio.sleep(pause_s(resumes))
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str = "",
+        model: str = "",
+        sampling: Sampling | None = None,
+        cache_salt: str = "",
+        priority: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """See `Client.generate`."""
+        stream = self.stream(
+            prompt,
+            request_id=request_id,
+            model=model,
+            sampling=sampling,
+            cache_salt=cache_salt,
+            priority=priority,
+            timeout_s=timeout_s,
+        )
+        async with aclosing(stream) as chunks:
+            return completion_of([chunk async for chunk in chunks])
+
+    async def close(self) -> None:
+        """Closes the connections; running streams are cancelled."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def __aenter__(self) -> Self:
+        """Nothing to do: connections are made with the first calls."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """See `close`."""
+        await self.close()
+
+    async def _read(self, answer: RoutedAnswer, timeout_s: float) -> AsyncGenerator[Chunk]:
+        with errors_of(answer):
+            response = await self._routing.Route(answer.route_request(), timeout=timeout_s)
+        if chunk := answer.take_route(response):
+            yield chunk
+        if not response.HasField("decode"):
+            return
+        stub = decode_pb2_grpc.DecodeServiceStub(self._channel(response.decode.address))
+        call = stub.Decode(response.decode.request, timeout=timeout_s)
+        try:
+            with errors_of(answer):
+                async for message in call:
+                    if chunk := answer.take_decode(message):
+                        yield chunk
+        finally:
+            call.cancel()
+        answer.check_end()
+
+    async def _text(self, answer: RoutedAnswer) -> str:
+        if not answer.new_ids:
+            return ""
+        request = generation_pb2.DetokenizeRequest(token_ids=answer.new_ids)
+        try:
+            with errors_of(answer):
+                return (await self._generation.Detokenize(request, timeout=SHORT_CALL_S)).text
+        except ClientError as error:
+            if error.code == "INVALID_ARGUMENT":  # the model came without a tokenizer
+                return ""
+            raise
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return self._channels[address]
+
+
+class DirectClient:
+    """The same, blocking; thread-safe.
+
+    Args:
+        address: host:port of a balancer; decode members have to be reachable as well.
+        timeout_s: Deadline of a generation that names none, for each of its calls.
+        max_resumes: How often a broken stream is resumed.
+    """
+
+    def __init__(
+        self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
+    ) -> None:
+        check_text("address", address)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._lock = threading.Lock()
+        balancer = self._channel(address)
+        self._routing = routing_pb2_grpc.RoutingServiceStub(balancer)
+        self._generation = generation_pb2_grpc.GenerationServiceStub(balancer)
+        self._timeout_s = timeout_s
+        self._max_resumes = max_resumes
+        self._pause = threading.Event()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str = "",
+        model: str = "",
+        sampling: Sampling | None = None,
+        last_seq: int = 0,
+        cache_salt: str = "",
+        priority: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Generator[Chunk]:
+        """See `Client.stream`."""
+        answer = RoutedAnswer(
+            make_request(
+                prompt,
+                request_id=request_id or str(uuid.uuid4()),
+                model=model,
+                sampling=sampling,
+                last_seq=last_seq,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+        )
+        for resumes in range(self._max_resumes + 1):
+            try:
+                yield from self._read(answer, timeout_s or self._timeout_s)
+                yield answer.final(self._text(answer))
+                return
+            except ClientError as error:
+                if not answer.may_go_on(error, resumes, self._max_resumes):
+                    raise
+                self._pause.wait(pause_s(resumes))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        request_id: str = "",
+        model: str = "",
+        sampling: Sampling | None = None,
+        cache_salt: str = "",
+        priority: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Completion:
+        """See `Client.generate`."""
+        return completion_of(
+            list(
+                self.stream(
+                    prompt,
+                    request_id=request_id,
+                    model=model,
+                    sampling=sampling,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    timeout_s=timeout_s,
+                )
+            )
+        )
+
+    def close(self) -> None:
+        """Closes the connections; running streams are cancelled."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+
+    def __enter__(self) -> Self:
+        """Nothing to do: connections are made with the first calls."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """See `close`."""
+        self.close()
+
+    def _read(self, answer: RoutedAnswer, timeout_s: float) -> Generator[Chunk]:
+        with errors_of(answer):
+            response: routing_pb2.RouteResponse = self._routing.Route(
+                answer.route_request(), timeout=timeout_s
+            )
+        if chunk := answer.take_route(response):
+            yield chunk
+        if not response.HasField("decode"):
+            return
+        stub = decode_pb2_grpc.DecodeServiceStub(self._channel(response.decode.address))
+        call = stub.Decode(response.decode.request, timeout=timeout_s)
+        try:
+            with errors_of(answer):
+                for message in call:
+                    if chunk := answer.take_decode(message):
+                        yield chunk
+        finally:
+            call.cancel()
+        answer.check_end()
+
+    def _text(self, answer: RoutedAnswer) -> str:
+        if not answer.new_ids:
+            return ""
+        request = generation_pb2.DetokenizeRequest(token_ids=answer.new_ids)
+        try:
+            with errors_of(answer):
+                return self._generation.Detokenize(request, timeout=SHORT_CALL_S).text
+        except ClientError as error:
+            if error.code == "INVALID_ARGUMENT":  # the model came without a tokenizer
+                return ""
+            raise
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._lock:
+            if address not in self._channels:
+                self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            return self._channels[address]
