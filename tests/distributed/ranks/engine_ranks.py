@@ -43,6 +43,14 @@ def check_step(ledger, decision, layout, model):
     return rows
 
 
+def proportional_bytes():
+    """Memory of this process, shared pages divided among those who share them."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError("the kernel does not say")
+
+
 def run(context, options):
     """Serves this rank's prompts; totals and rows go to a file."""
     torch.set_num_threads(1)
@@ -52,7 +60,8 @@ def run(context, options):
     settings = EngineSettings(
         num_pages=64,
         max_num_seqs=4,
-        max_num_batched_tokens=96,
+        max_num_batched_tokens=options.get("max_num_batched_tokens", 96),
+        late_scheduling=options.get("late_scheduling", False),
         rank=context.rank,
         num_ranks=context.num_ranks,
     )
@@ -95,6 +104,7 @@ def run(context, options):
                 "tokens": [tokens[f"{context.rank}-{n}"] for n in range(len(prompts))],
                 "rows": rows,
                 "steps": num_steps,
+                "pss_bytes": proportional_bytes(),
                 "digests": totals.digests,
                 "counts": {"/".join(key): count for key, count in totals.counts.items()},
             }
