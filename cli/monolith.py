@@ -1,26 +1,40 @@
-"""The whole model in this process: one engine, one rank, no store, no wire.
+"""The whole model without store and wire: one engine in this process, or engines on rank processes.
 
-The reference that `disagg verify --monolith` runs, and the yardstick for what splitting costs.
+The reference that `disagg verify --monolith` runs, and the yardstick for what splitting costs. In a
+layout of several ranks each engine takes every n-th case; ranks read the cases from a file and
+leave what they generated in another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from cli.errors import CommandError
 from cli.golden import Case, Comparison
 from engine.async_engine import AsyncEngine
-from engine.build import build_engine
+from engine.build import BuiltFollower, build_engine, build_rank
 from engine.config import EngineRole, EngineSettings
+from engine.parallel.layout import RunLayout, parse_layout
+from engine.parallel.worker import RankContext, run_group
 from engine.request import EngineRequest, RequestFailed, SamplingParams, TokenOut
 from runtime.clock import SystemClock
+from runtime.errors import ExitCode
 
 _KV_BYTES = 256 << 20
+_RANK_KV_BYTES = 64 << 20
 _MAX_RUNNING = 32
 _MAX_ROWS = 512
+# Beyond the time for the cases: starting ranks and loading, which a machine may have to share.
+_START_S = 300.0
+_LEAVE_S = 10.0
+_CASES = "cases.json"
 
 
 def run_cases(
@@ -41,16 +55,9 @@ def run_cases(
         ValueError: The model directory or the settings cannot be used (the engine's errors).
     """
     torch.set_num_threads(1)
-    settings = EngineSettings(
-        role=EngineRole.NORMAL,
-        kv_memory_bytes=_KV_BYTES,
-        max_num_seqs=_MAX_RUNNING,
-        max_num_batched_tokens=_MAX_ROWS,
-        max_waiting=max(len(cases), 1),
-    )
     built = build_engine(
         model,
-        settings,
+        _settings(len(cases), _KV_BYTES),
         kv_quantisers=kv_quantisers,
         min_redundant=redundant,
         rebalance_interval_steps=rebalance_after,
@@ -69,12 +76,138 @@ def run_cases(
         built.ports.close()
 
 
+def run_cases_on_ranks(
+    model: Path,
+    cases: Sequence[Case],
+    run: RunLayout,
+    *,
+    kv_quantisers: str,
+    concurrency: int,
+    timeout_s: float,
+    on_done: Callable[[], None],
+    redundant: int = 0,
+    rebalance_after: int | None = None,
+) -> tuple[Comparison, ...]:
+    """As `run_cases`, on a rank process for each rank of a layout; cases are done all at once.
+
+    Raises:
+        TimeoutError: Not done in time.
+        CommandError: A rank failed; its log says why.
+        KeyboardInterrupt: A signal ended the ranks.
+    """
+    with tempfile.TemporaryDirectory(prefix="disagg-monolith-") as name:
+        directory = Path(name)
+        content = json.dumps([dataclasses.asdict(case) for case in cases])
+        (directory / _CASES).write_text(content, encoding="utf-8")
+        code = run_group(
+            f"{__name__}:serve_rank",
+            run.layout.world_size,
+            {
+                "directory": name,
+                "model": str(model),
+                "layout": str(run),
+                "kv_quantisers": kv_quantisers,
+                "concurrency": -(-concurrency // run.layout.num_engines),
+                "timeout_s": timeout_s,
+                "redundant": redundant,
+                "rebalance_after": rebalance_after,
+            },
+            group_name="monolith",
+            start_timeout_s=max(timeout_s, _START_S),
+        )
+        results = sorted(directory.glob("engine-*.json"))
+        found: dict[int, Comparison] = {}
+        for path in results:
+            answer = json.loads(path.read_text(encoding="utf-8"))
+            if answer is None:
+                raise TimeoutError
+            for number, tokens, error in answer:
+                found[number] = Comparison(case=cases[number], found=tuple(tokens), error=error)
+                on_done()
+    if code:
+        raise CommandError("a rank failed, see above; run `disagg doctor`", ExitCode.FAILED)
+    if len(results) < run.layout.num_engines:
+        raise KeyboardInterrupt
+    return tuple(found[number] for number in range(len(cases)))
+
+
+def serve_rank(
+    context: RankContext, options: Mapping[str, str | int | float | bool | None]
+) -> None:
+    """The entry of a rank process: leaders do their engine's cases, followers follow."""
+    directory, run = Path(str(options["directory"])), parse_layout(str(options["layout"]))
+    entries = json.loads((directory / _CASES).read_text(encoding="utf-8"))
+    rebalance_after = options["rebalance_after"]
+    built = build_rank(
+        Path(str(options["model"])),
+        dataclasses.replace(
+            _settings(len(entries), _RANK_KV_BYTES), rank=context.rank, num_ranks=context.num_ranks
+        ),
+        context=context,
+        run=run,
+        kv_quantisers=str(options["kv_quantisers"]),
+        min_redundant=int(options["redundant"] or 0),
+        rebalance_interval_steps=None if rebalance_after is None else int(rebalance_after),
+    )
+    try:
+        if isinstance(built, BuiltFollower):
+            built.follower.follow()
+            return
+        engine = context.rank // run.engine_size
+        timeout_s = float(options["timeout_s"] or 0)
+        numbers = range(engine, len(entries), run.layout.num_engines)
+        own = [_case(entries[number]) for number in numbers]
+        answer: list[tuple[int, tuple[int, ...], str]] | None = None
+        try:
+            comparisons = asyncio.run(
+                _run(
+                    AsyncEngine(built.engine, clock=SystemClock().now),
+                    own,
+                    int(options["concurrency"] or 1),
+                    timeout_s,
+                    lambda: None,
+                    # Until the last engine is done, all serve their peers.
+                    leave_s=timeout_s + _LEAVE_S,
+                )
+            )
+            answer = [
+                (number, item.found, item.error)
+                for number, item in zip(numbers, comparisons, strict=True)
+            ]
+        except TimeoutError:
+            pass
+        path = directory / f"engine-{engine}.json"
+        path.write_text(json.dumps(answer), encoding="utf-8")
+    finally:
+        built.close()
+
+
+def _settings(num_cases: int, kv_memory_bytes: int) -> EngineSettings:
+    return EngineSettings(
+        role=EngineRole.NORMAL,
+        kv_memory_bytes=kv_memory_bytes,
+        max_num_seqs=_MAX_RUNNING,
+        max_num_batched_tokens=_MAX_ROWS,
+        max_waiting=max(num_cases, 1),
+    )
+
+
+def _case(entry: Mapping[str, list[int]]) -> Case:
+    return Case(
+        name=str(entry["name"]),
+        input_ids=tuple(entry["input_ids"]),
+        greedy_ids=tuple(entry["greedy_ids"]),
+    )
+
+
 async def _run(
     engine: AsyncEngine,
     cases: Sequence[Case],
     concurrency: int,
     timeout_s: float,
     on_done: Callable[[], None],
+    *,
+    leave_s: float = _LEAVE_S,
 ) -> tuple[Comparison, ...]:
     slots = asyncio.Semaphore(concurrency)
 
@@ -90,7 +223,7 @@ async def _run(
             tasks = [group.create_task(one(*item)) for item in enumerate(cases)]
         return tuple(task.result() for task in tasks)
     finally:
-        await engine.stop()
+        await engine.stop(timeout_s=leave_s)
 
 
 async def _generate(engine: AsyncEngine, request_id: str, case: Case) -> Comparison:

@@ -39,7 +39,10 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "--model", type=Path, metavar="DIR", help="model (default: the golden file's directory)"
     )
     parser.add_argument(
-        "--monolith", action="store_true", help="one engine in this process, no services"
+        "--monolith",
+        action="store_true",
+        help="engines that do both, without services: one in this process, or as many ranks as "
+        "--prefill-layout says",
     )
     add_rank_flags(parser)
     parser.add_argument(
@@ -103,28 +106,36 @@ def _monolith(
     on_done: Callable[[], None],
 ) -> tuple[Comparison, ...]:
     given = [
-        f"--{side}-{form}"
-        for side in ("prefill", "decode")
+        f"--decode-{form}"
         for form in ("ranks", "layout")
-        if getattr(options, f"{side}_{form}") is not None
+        if getattr(options, f"decode_{form}") is not None
     ]
     if given:
-        raise usage(f"--monolith runs one engine in this process; leave out {', '.join(given)}")
+        raise usage(
+            f"--monolith runs engines that do both; leave out {', '.join(given)} and give their "
+            "layout with --prefill-layout"
+        )
     check_extras(options)
     from cli import monolith
+    from engine.parallel.layout import data_parallel, parse_layout
 
-    say(f"one engine in this process, model {topology.model.resolve().name}")
+    name, side = topology.model.resolve().name, topology.prefill
+    run = parse_layout(side.layout) if side.layout else data_parallel(side.ranks)
+    kwargs: dict[str, Any] = {  # Any: two functions take the same keywords
+        "kv_quantisers": golden.kv_quantisers,
+        "concurrency": concurrency,
+        "timeout_s": options.timeout,
+        "on_done": on_done,
+        "redundant": topology.redundant,
+        "rebalance_after": topology.rebalance_after,
+    }
     try:
-        return monolith.run_cases(
-            topology.model,
-            golden.cases,
-            kv_quantisers=golden.kv_quantisers,
-            concurrency=concurrency,
-            timeout_s=options.timeout,
-            on_done=on_done,
-            redundant=topology.redundant,
-            rebalance_after=topology.rebalance_after,
-        )
+        if side.ranks == 1:
+            say(f"one engine in this process, model {name}")
+            return monolith.run_cases(topology.model, golden.cases, **kwargs)
+        engines = plural(run.layout.num_engines, "engine")
+        say(f"{engines} on {plural(side.ranks, 'rank')} of this machine ({run}), model {name}")
+        return monolith.run_cases_on_ranks(topology.model, golden.cases, run, **kwargs)
     except ValueError as error:
         # The engine's errors about checkpoints and settings; each says what to mend.
         raise usage(f"{topology.model}: {error}") from error

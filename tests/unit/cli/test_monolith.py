@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.golden import load_golden
-from cli.monolith import run_cases
+from cli.monolith import run_cases, run_cases_on_ranks
+from engine.parallel.layout import parse_layout
 
 pytestmark = pytest.mark.medium
 MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
@@ -63,4 +64,39 @@ def test_a_directory_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         run_cases(
             tmp_path, (), kv_quantisers="off", concurrency=1, timeout_s=1.0, on_done=lambda: None
+        )
+
+
+@pytest.mark.timeout(120)
+def test_golden_prompts_on_rank_processes() -> None:
+    cases = load_golden(MODEL / "golden.json").cases[:3]
+    done: list[None] = []
+    comparisons = run_cases_on_ranks(
+        MODEL,
+        cases,
+        parse_layout("dp=1,cp=2"),
+        kv_quantisers="off",
+        concurrency=3,
+        timeout_s=60.0,
+        on_done=lambda: done.append(None),
+        redundant=2,
+        rebalance_after=6,
+    )
+    assert [item.case for item in comparisons] == list(cases)
+    assert all(item.is_equal for item in comparisons)
+    assert len(done) == 3
+
+
+@pytest.mark.timeout(120)
+def test_time_is_bounded_on_rank_processes() -> None:
+    cases = load_golden(MODEL / "golden.json").cases
+    with pytest.raises(TimeoutError):
+        run_cases_on_ranks(
+            MODEL,
+            cases,
+            parse_layout("dp=2"),
+            kv_quantisers="off",
+            concurrency=20,
+            timeout_s=0.05,
+            on_done=lambda: None,
         )

@@ -133,7 +133,8 @@ def test_a_start_that_takes_too_long_is_a_failed_check(
     [
         (["--timeout", "0"], "--timeout 0"),
         (["--monolith", "--decode-ranks", "2"], "leave out --decode-ranks"),
-        (["--monolith", "--prefill-layout", "dp=2"], "leave out --prefill-layout"),
+        (["--monolith", "--decode-layout", "dp=2"], "give their layout with --prefill-layout"),
+        (["--monolith", "--prefill-layout", "cp=3,ep=2"], "V2: ep 2 does not divide"),
         (["--draft", "on"], "--draft off"),
         (["--redundant", "-2"], "--redundant -2"),
         (["--rebalance-after", "0"], "--rebalance-after 0: give 1 step"),
