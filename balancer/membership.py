@@ -12,8 +12,9 @@ Not known here: sockets, clocks, prompts. All times are seconds of one monotonic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from balancer.members import ExclusionCause, Load, Member, MemberView, Role
 from balancer.snapshot import Snapshot
@@ -111,14 +112,22 @@ class Membership:
     Args:
         stale_after_s: A member without a heartbeat for this long is no candidate.
         forget_after_s: A member without a heartbeat for this long is removed.
+        on_call: Told every call that changes anything, with its arguments; for a journal.
     """
 
-    def __init__(self, *, stale_after_s: float, forget_after_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        stale_after_s: float,
+        forget_after_s: float,
+        on_call: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> None:
         if not 0 < stale_after_s <= forget_after_s:
             raise ValueError(
                 f"stale_after_s {stale_after_s} must be positive and not above forget_after_s "
                 f"{forget_after_s}: a member is a candidate no longer before it is forgotten"
             )
+        self._on_call = on_call
         self._stale_after_s = stale_after_s
         self._forget_after_s = forget_after_s
         self._entries: dict[str, _Entry] = {}
@@ -136,6 +145,7 @@ class Membership:
         A member that comes back under a new id on the same address has restarted: the old one is
         forgotten at once, so that no request is sent to a dead process's name.
         """
+        self._note("observe", member=member, now=now)
         self._heartbeats += 1
         entry = self._entries.get(member.member_id)
         if entry is None:
@@ -162,6 +172,9 @@ class Membership:
             quota_s: Predicted prefill seconds; 0 on decode members.
             now: When it was handed over.
         """
+        self._note(
+            "assign", member_id=member_id, work_id=work_id, tokens=tokens, quota_s=quota_s, now=now
+        )
         if entry := self._entries.get(member_id):
             if tokens and quota_s:
                 self._price_s = quota_s / tokens
@@ -170,12 +183,14 @@ class Membership:
 
     def unassign(self, member_id: str, work_id: str, *, now: float = 0.0) -> None:
         """Takes that work off again. Idempotent; unknown members are ignored."""
+        self._note("unassign", member_id=member_id, work_id=work_id, now=now)
         entry = self._entries.get(member_id)
         if entry is not None and entry.take(work_id, now):
             self._write(entry)
 
     def suspect(self, member_id: str, cause: str, now: float, for_s: float) -> None:
         """Keeps new work from a member that failed, for a bounded time."""
+        self._note("suspect", member_id=member_id, cause=cause, now=now, for_s=for_s)
         if entry := self._entries.get(member_id):
             self._suspected += 1
             entry.suspect_until = max(entry.suspect_until, now + for_s)
@@ -189,6 +204,7 @@ class Membership:
 
         Others are kept from it for as long again, or until `absolve`.
         """
+        self._note("probe", member_id=member_id, now=now)
         entry = self._entries.get(member_id)
         if entry is not None and entry.suspect_for_s and now >= entry.suspect_until:
             entry.suspect_until = now + entry.suspect_for_s
@@ -200,6 +216,7 @@ class Membership:
 
         A member that is not tried out yet stays suspect: what it began before goes on there, too.
         """
+        self._note("absolve", member_id=member_id)
         entry = self._entries.get(member_id)
         if entry is None or not entry.is_probed:
             return False
@@ -209,6 +226,7 @@ class Membership:
 
     def order_drain(self, member_id: str, drain: bool = True) -> bool:
         """Asks a member to drain with its next heartbeat; returns whether it is known."""
+        self._note("order_drain", member_id=member_id, drain=drain)
         entry = self._entries.get(member_id)
         if entry is not None:
             entry.ordered_drain = drain
@@ -222,6 +240,7 @@ class Membership:
 
     def sweep(self, now: float) -> list[str]:
         """Removes members not heard of for long; returns their ids."""
+        self._note("sweep", now=now)
         gone = [
             member_id
             for member_id, entry in self._entries.items()
@@ -276,6 +295,10 @@ class Membership:
             assert rows.members[row] is entry.member
             assert rows.requests[row] == len(entry.work) + entry.foreign_requests
             assert rows.tokens[row] == entry.own_tokens + entry.foreign_tokens
+
+    def _note(self, call: str, **arguments: Any) -> None:
+        if self._on_call is not None:
+            self._on_call(call, arguments)
 
     def _write(self, entry: _Entry) -> None:
         self._tables[entry.member.role].write(entry.facts(self._price_s))

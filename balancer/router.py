@@ -10,12 +10,13 @@ records. Pure but for its own state: calls and `now` in, records out; no clock, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from balancer.decisions import DecisionRecord, DecisionRing, decide
 from balancer.membership import Membership
-from balancer.routing.base import PlacementRequest, Policy, Verdict
-from balancer.routing.events import Decided, Event, Finished, PrefillEnded, RoundBegan
+from balancer.routing.base import Knowledge, PlacementRequest, Policy
+from balancer.routing.events import Decided, Finished, PrefillEnded, RoundBegan
 from balancer.snapshot import Snapshot
 
 
@@ -25,8 +26,8 @@ class Router:
     Args:
         members: Who could serve; told about heartbeats and work by others.
         decisions: Keeps the records.
-        on_event: Told every event that was not derived from a decision, before it takes effect;
-            for a journal.
+        on_call: Told every call that changes what decisions see, with its arguments, and every
+            decision with its outcome; for a journal.
     """
 
     def __init__(
@@ -35,12 +36,12 @@ class Router:
         members: Membership,
         policy: Policy,
         decisions: DecisionRing,
-        on_event: Callable[[Event], None] | None = None,
+        on_call: Callable[[str, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._members = members
         self._policy = policy
         self._decisions = decisions
-        self._on_event = on_event
+        self._on_call = on_call
         self._memory = policy.memory()
         self._rotation = 0
 
@@ -48,6 +49,15 @@ class Router:
     def policy(self) -> Policy:
         """Who decides."""
         return self._policy
+
+    @property
+    def decisions(self) -> DecisionRing:
+        """The records."""
+        return self._decisions
+
+    def knowledge(self) -> Knowledge:
+        """What the next decision will know of the past."""
+        return self._memory.knowledge()
 
     def place(self, request: PlacementRequest, now: float) -> DecisionRecord:
         """Decides where a request runs, and keeps the record.
@@ -69,6 +79,14 @@ class Router:
         self._rotation += 1
         self._decisions.append(record)
         self._memory.observe(_decided(record))
+        if self._on_call is not None:
+            placement = record.placement
+            outcome = {
+                "verdict": placement.verdict.value,
+                "prefill_id": placement.prefill_id,
+                "decode_id": placement.decode_id,
+            }
+            self._on_call("place", {"request": request, "now": now, "outcome": outcome})
         return record
 
     def prefill_ended(
@@ -80,7 +98,14 @@ class Router:
         cached_tokens: int | None = None,
     ) -> None:
         """A prefill came to an end; see `PrefillEnded`."""
-        self._tell(
+        self._note(
+            "prefill_ended",
+            request_id=request_id,
+            now=now,
+            compute_s=compute_s,
+            cached_tokens=cached_tokens,
+        )
+        self._memory.observe(
             PrefillEnded(
                 request_id=request_id, at=now, compute_s=compute_s, cached_tokens=cached_tokens
             )
@@ -88,16 +113,12 @@ class Router:
 
     def finished(self, request_id: str, now: float, *, output_tokens: int | None = None) -> None:
         """A request left for good; see `Finished`."""
-        self._tell(Finished(request_id=request_id, at=now, output_tokens=output_tokens))
+        self._note("finished", request_id=request_id, now=now, output_tokens=output_tokens)
+        self._memory.observe(Finished(request_id=request_id, at=now, output_tokens=output_tokens))
 
-    def tell(self, event: Event) -> None:
-        """Takes an event that was recorded elsewhere; for replays."""
-        self._tell(event)
-
-    def _tell(self, event: Event) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
-        self._memory.observe(event)
+    def _note(self, call: str, **arguments: Any) -> None:
+        if self._on_call is not None:
+            self._on_call(call, arguments)
 
 
 def _round(snapshot: Snapshot) -> RoundBegan:
@@ -115,7 +136,6 @@ def _round(snapshot: Snapshot) -> RoundBegan:
 
 def _decided(record: DecisionRecord) -> Decided:
     placement, request = record.placement, record.request
-    is_placed = placement.verdict is Verdict.PLACE
     return Decided(
         request_id=request.request_id,
         at=record.decided_at,
@@ -123,6 +143,6 @@ def _decided(record: DecisionRecord) -> Decided:
         cached_tokens=request.cached_tokens,
         length_class=placement.length_class,
         quota_s=placement.quota_s,
-        prefill_id=placement.prefill_side.chosen_id if is_placed else "",
-        decode_id=placement.decode_side.chosen_id if is_placed else "",
+        prefill_id=placement.prefill_id,
+        decode_id=placement.decode_id,
     )

@@ -118,6 +118,16 @@ class Placement:
         return self.decode_side.view(self.decode_side.chosen) if self._is_placed else None
 
     @property
+    def prefill_id(self) -> str:
+        """Id of the chosen prefill member; empty unless the verdict is PLACE."""
+        return self.prefill_side.chosen_id if self._is_placed else ""
+
+    @property
+    def decode_id(self) -> str:
+        """Id of the chosen decode member; empty unless the verdict is PLACE."""
+        return self.decode_side.chosen_id if self._is_placed else ""
+
+    @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Members that could have been chosen, with their scores; made when asked for."""
         return self.prefill_side.candidates() + self.decode_side.candidates()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -122,3 +122,75 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 AdmissionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestAdmissionMachine = pytest.mark.medium(AdmissionMachine.TestCase)
+
+
+def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
+    admission = Admission(max_running=1, max_waiting=9)
+    late = {"priority": 0, "now": 10.0, "deadline": 12.0}
+    assert admission.offer("slow", **late, needs_s=2.1) is Verdict.TOO_LATE
+    assert admission.offer("ok", **late, needs_s=1.9) is Verdict.RUNNING
+    # One service time (a second, before any was seen) stands before the next one.
+    assert admission.forecast_s(0) == 1.0
+    assert admission.offer("behind", **late, needs_s=1.1) is Verdict.TOO_LATE
+    assert admission.offer("fits", **late, needs_s=0.9) is Verdict.WAITING
+    assert admission.retry_after_s(short_by_s=0.1) == 0.1
+    assert admission.statistics().too_late == 2
+
+
+def test_who_became_too_late_while_waiting_is_not_started() -> None:
+    admission = Admission(max_running=1, max_waiting=9)
+    admission.offer("running", priority=0, now=0.0)
+    admission.offer("late", priority=1, now=0.0, deadline=5.0, needs_s=1.0)
+    admission.offer("next", priority=0, now=0.0)
+    assert admission.release("running", now=4.5) == ["next"]
+    assert admission.take_late() == ["late"]
+    assert admission.take_late() == []
+    assert not admission.withdraw("late")
+    admission.check_integrity()
+
+
+def test_each_class_has_its_own_bound() -> None:
+    admission = Admission(max_running=1, max_waiting=3, max_waiting_per_class=2, num_classes=2)
+    admission.offer("running", priority=0, now=0.0)
+    verdicts = [admission.offer(f"a{i}", priority=0, now=0.0, length_class=0) for i in range(3)]
+    assert verdicts == [Verdict.WAITING, Verdict.WAITING, Verdict.REFUSED]
+    assert admission.offer("b0", priority=0, now=0.0, length_class=1) is Verdict.WAITING
+    assert admission.offer("b1", priority=0, now=0.0, length_class=1) is Verdict.REFUSED
+    assert admission.statistics().waiting_by_class == (2, 1)
+    with pytest.raises(ValueError, match="max_waiting_per_class 4"):
+        Admission(max_running=1, max_waiting=3, max_waiting_per_class=4)
+
+
+def test_waiting_outweighs_priority_after_a_while() -> None:
+    admission = Admission(max_running=1, max_waiting=9, ageing_s=10.0)
+    admission.offer("running", priority=0, now=0.0)
+    admission.offer("old", priority=0, now=0.0)
+    admission.offer("high", priority=1, now=9.0)
+    admission.offer("high-but-late", priority=1, now=11.0)
+    assert admission.release("running", now=20.0) == ["high"]
+    assert admission.release("high", now=20.0) == ["old"]
+    assert admission.release("old", now=20.0) == ["high-but-late"]
+
+
+costs = st.lists(st.integers(1, 100_000), min_size=4, max_size=40)
+
+
+@settings(max_examples=60)
+@given(short=costs, long=costs)
+def test_classes_that_wait_are_given_equal_tokens(short: list[int], long: list[int]) -> None:
+    """Stated bound: as long as both wait, the difference is at most the largest request."""
+    admission = Admission(max_running=1, max_waiting=999, num_classes=2)
+    admission.offer("running", priority=0, now=0.0)
+    cost_of = {}
+    for length_class, wanted in ((0, short), (1, long)):
+        for number, cost in enumerate(wanted):
+            name = f"{length_class}-{number}"
+            cost_of[name] = cost
+            admission.offer(
+                name, priority=0, now=0.0, length_class=length_class, uncached_tokens=cost
+            )
+    running, given_tokens = "running", [0, 0]
+    while all(admission.statistics().waiting_by_class):
+        [running] = admission.release(running, now=0.0)
+        given_tokens[int(running[0])] += cost_of[running]
+        assert abs(given_tokens[0] - given_tokens[1]) <= max(*short, *long)
