@@ -31,8 +31,6 @@ from engine.request import (
     EngineEvent,
     EngineRequest,
     FinishReason,
-    InvalidRequest,
-    PromptTooLong,
     QueueFull,
     RequestFailed,
     RequestFinished,
@@ -125,39 +123,7 @@ class LLMEngine:
             InvalidRequest: a field is wrong (`SamplingError` and `PromptTooLong` are its kinds).
             PoolFull: it needs more memory than there is.
         """
-        num_tokens = len(request.token_ids)
-        if num_tokens == 0:
-            raise InvalidRequest("token_ids is empty: give at least one token")
-        if not 0 <= request.num_generated < num_tokens:
-            raise InvalidRequest(
-                f"num_generated is {request.num_generated}, but {num_tokens} tokens came: give a "
-                "count in [0, number of tokens), the prompt has at least one"
-            )
-        vocab_size = self.limits.vocab_size
-        if min(request.token_ids) < 0 or max(request.token_ids) >= vocab_size:
-            idx, token_id = next(
-                (idx, token_id)
-                for idx, token_id in enumerate(request.token_ids)
-                if not 0 <= token_id < vocab_size
-            )
-            raise InvalidRequest(
-                f"token_ids[{idx}] is {token_id}: give ids in [0, {vocab_size}), the vocabulary "
-                "of the model"
-            )
-        request.sampling.validate(vocab_size)
-        # A generation that fills the context was ended there, so only a resumed request may come
-        # with exactly that many tokens.
-        most = self.context_tokens if request.num_generated else self.context_tokens - 1
-        if num_tokens > most:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens, but the context is {self.context_tokens} "
-                f"with the answer: give at most {most}"
-            )
-        if request.image is not None and not 0 < request.image.num_tokens < num_tokens:
-            raise InvalidRequest(
-                f"the image covers {request.image.num_tokens} of {num_tokens} tokens: the last "
-                "token must be left to compute, and an empty image left out"
-            )
+        request.validate(self.limits.vocab_size, self.context_tokens)
         self._scheduler.check_fits(request)
 
     def add(self, request: EngineRequest) -> None:

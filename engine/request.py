@@ -224,6 +224,49 @@ class EngineRequest:
     reservation_id: str | None = None
     arrival: float = 0.0
 
+    def validate(self, vocab_size: int, context_tokens: int) -> None:
+        """Checks all of it that does not depend on an engine's memory.
+
+        Args:
+            vocab_size: token ids lie in [0, vocab_size).
+            context_tokens: tokens of a sequence at most.
+
+        Raises:
+            InvalidRequest: a field is wrong (`SamplingError` and `PromptTooLong` are its kinds).
+        """
+        num_tokens = len(self.token_ids)
+        if num_tokens == 0:
+            raise InvalidRequest("token_ids is empty: give at least one token")
+        if not 0 <= self.num_generated < num_tokens:
+            raise InvalidRequest(
+                f"num_generated is {self.num_generated}, but {num_tokens} tokens came: give a "
+                "count in [0, number of tokens), the prompt has at least one"
+            )
+        if min(self.token_ids) < 0 or max(self.token_ids) >= vocab_size:
+            idx, token_id = next(
+                (idx, token_id)
+                for idx, token_id in enumerate(self.token_ids)
+                if not 0 <= token_id < vocab_size
+            )
+            raise InvalidRequest(
+                f"token_ids[{idx}] is {token_id}: give ids in [0, {vocab_size}), the vocabulary "
+                "of the model"
+            )
+        self.sampling.validate(vocab_size)
+        # A generation that fills the context was ended there, so only a resumed request may come
+        # with exactly that many tokens.
+        most = context_tokens if self.num_generated else context_tokens - 1
+        if num_tokens > most:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens, but the context is {context_tokens} "
+                f"with the answer: give at most {most}"
+            )
+        if self.image is not None and not 0 < self.image.num_tokens < num_tokens:
+            raise InvalidRequest(
+                f"the image covers {self.image.num_tokens} of {num_tokens} tokens: the last "
+                "token must be left to compute, and an empty image left out"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
