@@ -22,7 +22,9 @@ def prompts_of(model, most):
     return [case["input_ids"] for case in chosen], [case["greedy"][:TOKENS] for case in chosen]
 
 
-def serve(layout, tmp_path, monkeypatch, *, model=MODEL, backend="shm", most=6, **options):
+def serve(
+    layout, tmp_path, monkeypatch, *, entry="serve", model=MODEL, backend="shm", most=6, **options
+):
     """Serves golden prompts in a layout; returns what every rank wrote, tokens checked."""
     monkeypatch.syspath_prepend(RANKS)
     run = parse_layout(layout)
@@ -35,7 +37,7 @@ def serve(layout, tmp_path, monkeypatch, *, model=MODEL, backend="shm", most=6, 
         "tokens": TOKENS,
         **options,
     }
-    assert run_group("layout_ranks:serve", run.layout.world_size, given, backend=backend) == 0
+    assert run_group(f"layout_ranks:{entry}", run.layout.world_size, given, backend=backend) == 0
     ranks = [
         json.loads((tmp_path / f"layout-{rank}.json").read_text())
         for rank in range(run.layout.world_size)
@@ -76,6 +78,26 @@ def check_logs(run, ranks):
 )
 def test_golden_tokens_in_every_kind_of_layout(layout, tmp_path, monkeypatch):
     serve(layout, tmp_path, monkeypatch)
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp=2,cp=2,ep=4",
+        "dp=2,attn_tp=2,path=b",
+        "dp=2,attn_tp=2,path=a",
+        "dp=3,path=a",
+        "attn_tp=2,path=a",
+    ],
+)
+def test_every_step_of_every_rank_makes_the_predicted_collectives(layout, tmp_path, monkeypatch):
+    """Leaders and followers, with rows and without: three prompts leave engines idle at the end."""
+    ranks = serve(layout, tmp_path, monkeypatch, entry="check_ledger", most=3)
+    steps = {int((tmp_path / f"checked-{rank}").read_text()) for rank in range(len(ranks))}
+    assert len(steps) == 1
+    assert steps.pop() > TOKENS
 
 
 @pytest.mark.medium

@@ -8,6 +8,7 @@ from engine.parallel.ledger.predict import (
     StepModel,
     StepShape,
     WireFormat,
+    as_recorded,
     num_device_collectives,
     predict_step,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "StepModel",
     "StepShape",
     "WireFormat",
+    "as_recorded",
     "num_device_collectives",
     "predict_step",
 ]

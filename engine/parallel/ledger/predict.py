@@ -30,7 +30,8 @@ class WireFormat:
 
     Args:
         name: for humans.
-        value_bytes: of one number of a dispatched row; `result_bytes` of a combined one.
+        value_bytes: of one number of a dispatched row; `result_bytes` of a combined one, and of
+            rows that ranks gather or sum.
         scale_group: numbers that share a float32 scale; None for no scales.
         extra_bytes: beside the numbers, per dispatched row.
     """
@@ -47,7 +48,7 @@ class WireFormat:
         return hidden * self.value_bytes + scales + self.extra_bytes
 
     def combine_bytes(self, hidden: int) -> int:
-        """Of one row from one target."""
+        """Of one row from one target; also of a row that is gathered or summed."""
         return hidden * self.result_bytes
 
 
@@ -64,7 +65,7 @@ class StepModel:
         hidden, top_k: width of a row, choices per row.
         num_layers, num_moe_layers: attention layers, and those with routed experts.
         num_fetches, fetch_bytes: row tables read per step, and bytes of their rows per token.
-        window_row_bytes: window row of an attention layer; 0 without windows.
+        window_row_bytes: window row of an attention layer at two bytes a number; 0 without windows.
         source_row_bytes: for each layer that pools KV, its projected row.
         num_draft_stages: draft layers that gather context rows.
     """
@@ -139,6 +140,29 @@ def predict_step(layout: Layout, model: StepModel, shape: StepShape) -> tuple[Li
     return tuple(line for line in lines if line.count)
 
 
+def as_recorded(
+    lines: tuple[Line, ...], layout: Layout, shape: StepShape
+) -> dict[tuple[str, str], int]:
+    """How often a step asks the transports for what: counts by (channel, collective).
+
+    Gathers with a name of their own are what carries them; ids travel as rows of path A do.
+    """
+    ids = [("domain", "all_reduce")]
+    if shape.padding is PaddingMode.MAX:
+        ids = [("domain", "all_gather")]
+        if layout.attn_tp > 1:
+            ids.append(("attention", "reduce_scatter"))
+    found: dict[tuple[str, str], int] = {}
+    for line in lines:
+        is_gather = line.operation.endswith("_gather")
+        keys = [(line.channel, "all_gather" if is_gather else line.operation)]
+        if line.operation == "id_gather":
+            keys = ids
+        for key in keys:
+            found[key] = found.get(key, 0) + line.count
+    return found
+
+
 def num_device_collectives(lines: tuple[Line, ...], *, with_kernels: bool = False) -> int:
     """Device collectives of a step that grow with the layers.
 
@@ -179,10 +203,11 @@ def _context(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Lin
     if layout.cp == 1 or not shape.is_prefill:
         return
     rows = _rows_per_rank(layout, shape) * (layout.cp - 1)
+    window = model.window_row_bytes // 2 * shape.wire.result_bytes
     widths = {
-        "window_gather": [model.window_row_bytes] * (model.num_layers + model.num_draft_stages),
+        "window_gather": [window] * (model.num_layers + model.num_draft_stages),
         "source_gather": list(model.source_row_bytes),
-        "exit_gather": [2 * model.hidden],
+        "exit_gather": [shape.wire.combine_bytes(model.hidden)],
     }
     for operation, found in widths.items():
         gathered = [width for width in found if width]
@@ -207,17 +232,19 @@ def _attention(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[L
             channel="attention",
             operation="all_reduce",
             count=count,
-            num_bytes=count * _ring_reduce(width, shape.tokens * 2 * model.hidden),
+            num_bytes=count
+            * _ring_reduce(width, shape.tokens * shape.wire.combine_bytes(model.hidden)),
         )
 
 
 def _experts(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
-    layers, hidden, width = model.num_moe_layers, model.hidden, layout.attn_tp
+    layers, width = model.num_moe_layers, layout.attn_tp
+    row_bytes = shape.wire.combine_bytes(model.hidden)
     if shape.path is Path.A:
         yield from _path_a(layout, model, shape)
         return
     if shape.path is Path.PLAIN:
-        traffic = _ring_reduce(layout.replica_size, shape.tokens * 2 * hidden)
+        traffic = _ring_reduce(layout.replica_size, shape.tokens * row_bytes)
         count = layers if layout.replica_size > 1 else 0
         yield Line(channel="domain", operation="all_reduce", count=count, num_bytes=count * traffic)
         return
@@ -230,7 +257,7 @@ def _experts(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Lin
     rows = _rows_per_rank(layout, shape, inner=inner)
     yield from _dispatches(layout, model, shape, rows)
     if inner > 1:
-        chunk = rows * 2 * hidden * (inner - 1)
+        chunk = rows * row_bytes * (inner - 1)
         yield Line(channel=channel, operation="all_gather", count=layers, num_bytes=layers * chunk)
 
 
@@ -260,7 +287,7 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
     """Row gather and combine, for equally full attention groups of `tokens` rows each."""
     layers, width = model.num_moe_layers, layout.attn_tp
     domain = layout.replica_size
-    row = 2 * model.hidden
+    row = shape.wire.combine_bytes(model.hidden)
     own, everything = shape.tokens * row, shape.tokens * layout.dp * row
     one_way, inner = ring_bytes(domain, everything), ring_bytes(width, own)
     ring = 2 * one_way
@@ -276,6 +303,14 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
         combine = [("domain", "reduce_scatter", one_way)]
         if width > 1:
             combine.append(("attention", "all_gather", inner))
+    # Rows of each rank and whether they prefill, so that all ranks choose alike.
+    yield Line(
+        channel="domain",
+        operation="count_gather",
+        count=1,
+        num_bytes=ring_bytes(domain, 16 * domain),
+        is_per_layer=False,
+    )
     yield Line(
         channel="domain",
         operation="id_gather",

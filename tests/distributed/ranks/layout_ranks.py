@@ -10,8 +10,15 @@ import torch
 from engine.build import BuiltFollower, build_rank
 from engine.config import EngineSettings
 from engine.engine import EngineFailed
+from engine.model.sizing.catalog import read_config
+from engine.model.sizing.sizes import ModelSizes
+from engine.model_runner import ModelRunner
 from engine.parallel.errors import GroupError
 from engine.parallel.layout import parse_layout
+from engine.parallel.ledger import FLOAT32_WIRE, StepShape, as_recorded, predict_step
+from engine.parallel.rows.modes import PaddingMode, choose_combine
+from engine.parallel.rows.modes import Path as RowPath
+from engine.plan import StepKind
 from engine.request import EngineRequest, SamplingParams, TokenOut
 
 
@@ -47,9 +54,10 @@ def submit(built, prompts, wanted):
         )
 
 
-def serve(context, options):
+def serve(context, options, on_built=lambda built: None):
     """Leaders serve the prompts of their engine; tokens and counts of every rank go to a file."""
     built = build(context, options)
+    on_built(built)
     out = Path(options["out"])
     tokens = {}
     if isinstance(built, BuiltFollower):
@@ -80,6 +88,63 @@ def serve(context, options):
         )
     )
     built.close()
+
+
+def check_ledger(context, options):
+    """As `serve`, with every step of this rank against the prediction."""
+    checked = []
+    run, agree = ModelRunner.run, ModelRunner._agree
+    step = {}
+
+    def agree_noted(self, plan):
+        step["agreed"] = agree(self, plan)
+        return step["agreed"]
+
+    def run_checked(self, plan):
+        before = len(step["ledger"].open_step())
+        result = run(self, plan)
+        entries = step["ledger"].open_step()[before:]
+        checked.append(compare(entries, plan, step["agreed"], parse_layout(options["layout"])))
+        return result
+
+    def compare(entries, plan, agreed, layout):
+        found = {}
+        for entry in entries:
+            count, num_bytes = found.get((entry.channel, entry.operation), (0, 0))
+            found[entry.channel, entry.operation] = (count + 1, num_bytes + entry.num_bytes)
+        path = step["groups"].path
+        padding = agreed.padding if agreed else PaddingMode.SUM
+        shape = StepShape(
+            tokens=plan.num_tokens,
+            is_prefill=plan.kind is StepKind.PREFILL,
+            path=path,
+            padding=padding,
+            combine=choose_combine(padding, attn_tp=layout.layout.attn_tp),
+            wire=FLOAT32_WIRE,
+        )
+        lines = predict_step(layout.layout, model, shape)
+        expected = as_recorded(lines, layout.layout, shape)
+        expected.pop(("vote", "all_reduce"), None)
+        counts = {key: count for key, (count, _) in found.items()}
+        assert counts == expected, (plan.kind, plan.num_tokens, counts, expected)
+        if path is RowPath.B:
+            # Rows of a group are known exactly; which of them a rank dispatches is its chunk.
+            for line in lines:
+                if line.channel == "attention":
+                    _, num_bytes = found[line.channel, line.operation]
+                    assert num_bytes == line.num_bytes, (line, num_bytes)
+                elif line.channel == "experts":
+                    assert found[line.channel, line.operation][1] <= line.num_bytes
+        return plan.num_tokens
+
+    model = ModelSizes.from_config(read_config(options["model"])).step_model()
+    ModelRunner.run, ModelRunner._agree = run_checked, agree_noted
+    serve(
+        context,
+        options,
+        on_built=lambda built: step.update(ledger=built.ports.ledger, groups=built.ports.groups),
+    )
+    (Path(options["out"]) / f"checked-{context.rank}").write_text(str(len(checked)))
 
 
 def lose_follower(context, options):

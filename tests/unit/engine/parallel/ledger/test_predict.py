@@ -11,6 +11,7 @@ from engine.parallel.ledger import (
     Medium,
     StepModel,
     StepShape,
+    as_recorded,
     num_device_collectives,
     predict_step,
 )
@@ -157,3 +158,37 @@ def test_a_dense_model_has_no_expert_lines():
 def test_float_rows_travel_with_weight_and_slot():
     assert FLOAT32_WIRE.dispatch_bytes(128) == 4 * 128 + 8
     assert FLOAT32_WIRE.combine_bytes(128) == 4 * 128
+
+
+def test_float_rows_are_twice_as_wide_wherever_ranks_share_them():
+    for layout, shape in (
+        (CONTEXT, {"is_prefill": True}),
+        (CONTEXT, {}),
+        (SPLIT, {"path": Path.B}),
+        (SPLIT, {"path": Path.A, "padding": MAX, "combine": SCATTER}),
+    ):
+        packed, plain = (
+            by_name(predict_step(layout, V41, StepShape(tokens=64, wire=wire, **shape)))
+            for wire in (FP8_WIRE, FLOAT32_WIRE)
+        )
+        for key in packed:
+            if key[0] in {"sequence", "attention", "domain"} and "id_" not in key[1]:
+                wide = {"source_gather", "count_gather"}
+                factor = 1 if key[1] in wide else 2
+                assert plain[key].num_bytes == factor * packed[key].num_bytes, key
+
+
+def test_what_transports_are_asked_for():
+    shape = StepShape(tokens=60, is_prefill=True)
+    found = as_recorded(predict_step(CONTEXT, V41, shape), CONTEXT, shape)
+    # Windows of 40 layers and 3 draft stages, 4 sources, and the exit.
+    assert found["sequence", "all_gather"] == 48
+    assert found["experts", "dispatch"] == 40
+    shape = StepShape(tokens=60, path=Path.A, padding=MAX, combine=REDUCE)
+    found = as_recorded(predict_step(SPLIT, V41, shape), SPLIT, shape)
+    # Rows of each layer, ids, and the counts of all groups.
+    assert found["domain", "all_gather"] == 40 + 1 + 1
+    assert found["attention", "reduce_scatter"] == 40 + 1
+    shape = StepShape(tokens=60, path=Path.A, padding=SUM, combine=REDUCE)
+    found = as_recorded(predict_step(SPLIT, V41, shape), SPLIT, shape)
+    assert found["domain", "all_reduce"] == 40 + 40 + 1
