@@ -13,7 +13,7 @@ from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
 
-FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce")
+FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce", "events")
 """Sections of prefill and decode that may stand in a shared file or environment."""
 
 

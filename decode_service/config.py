@@ -1,6 +1,7 @@
 """Settings of a decode process; `runtime.settings` loads them."""
 
 from runtime.settings import Settings, setting
+from serving.events import EventsSettings
 from serving.settings import EngineProcessSettings, EngineSection, GroupSettings, StoreSection
 
 
@@ -44,3 +45,4 @@ class DecodeSettings(EngineProcessSettings):
     engine: DecodeEngine = DecodeEngine()
     store: DecodeStore
     fetch: FetchSettings = FetchSettings()
+    events: EventsSettings = EventsSettings()

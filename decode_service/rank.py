@@ -15,11 +15,13 @@ from engine.config import EngineRole
 from engine.parallel.worker import RankContext
 from runtime.budget import Budget
 from serving import rank
+from serving.events import publish_events
 from serving.rank import Parts, Role, Service
 
 
 def open_service(parts: Parts[DecodeSettings]) -> Service:
     """Builds the path of a sequence and its servicer."""
+    publish_events(parts.settings.events, parts.store, parts.clock)
     fetch = parts.settings.fetch
     path = DecodePath(
         engine=parts.engine,

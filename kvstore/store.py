@@ -22,7 +22,7 @@ from kvstore.backends.redis import RedisBackend
 from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig, StoreUrl, parse_url, with_files
 from kvstore.errors import StoreUrlError
-from kvstore.events.announcer import StoreListener, removals
+from kvstore.events.announcer import Relay, StoreListener, removals
 from kvstore.handoffs.handoff import Handoffs
 from kvstore.handoffs.leases import JanitorReport, LeaseRecord, classify, sweep
 from kvstore.handoffs.prefetched import Prefetched
@@ -133,7 +133,7 @@ class KvStore:
         self._config = config
         self._fingerprint = bytes(fingerprint)
         self._clock = clock
-        self._listener = listener
+        self._listener = Relay(listener)
         self._counters = Counters()
         self._payloads = Payloads(backend, config, self._fingerprint, self._counters)
         parts = ReaderParts(
@@ -142,7 +142,7 @@ class KvStore:
             config=config,
             clock=clock,
             counters=self._counters,
-            listener=listener,
+            listener=self._listener,
         )
         self._refreshed = Refreshed(config.refresh_s)
         self._published = Refreshed(config.refresh_s)
@@ -157,6 +157,10 @@ class KvStore:
     def fingerprint(self) -> bytes:
         """Layout fingerprint, 8 bytes."""
         return self._fingerprint
+
+    def listen(self, listener: StoreListener) -> None:
+        """Tells a listener about blocks from now on; it is closed with this store."""
+        self._listener.listener = listener
 
     # Prefixes
 
@@ -251,10 +255,7 @@ class KvStore:
         """Writes the tail, then ticket body and lease in one step; errors as `Handoffs.commit`."""
         with counted(self._counters), removals(self._listener, draft.block_hashes):
             ticket = self._handoffs.commit(draft)
-        if self._listener is not None:
-            self._listener.blocks_stored(
-                draft.block_hashes, self._config.block_tokens, draft.token_ids
-            )
+        self._listener.blocks_stored(draft.block_hashes, self._config.block_tokens, draft.token_ids)
         return ticket
 
     def open_ticket(
@@ -337,7 +338,8 @@ class KvStore:
         )
 
     def close(self) -> None:
-        """Drops the connections. Twice is harmless."""
+        """Drops the connections and closes the listener. Twice is harmless."""
+        self._listener.close()
         self._backend.close()
 
     def _put(

@@ -1,6 +1,7 @@
 """Settings of a prefill process; `runtime.settings` loads them."""
 
 from runtime.settings import Settings, setting
+from serving.events import EventsSettings
 from serving.settings import EngineProcessSettings, EngineSection, GroupSettings, StoreSection
 
 
@@ -45,3 +46,4 @@ class PrefillSettings(EngineProcessSettings):
     engine: PrefillEngine = PrefillEngine()
     store: PrefillStore
     publish: PublishSettings = PublishSettings()
+    events: EventsSettings = EventsSettings()

@@ -13,11 +13,13 @@ from prefill_service.publisher import BoundaryPolicy
 from prefill_service.server import SERVICE, WORK, PrefillServicer, error_map
 from runtime.budget import Budget
 from serving import rank
+from serving.events import publish_events
 from serving.rank import Parts, Role, Service
 
 
 def open_service(parts: Parts[PrefillSettings]) -> Service:
     """Builds the path of a prompt and its servicer."""
+    publish_events(parts.settings.events, parts.store, parts.clock)
     publish = parts.settings.publish
     path = PrefillPath(
         engine=parts.engine,

@@ -32,6 +32,38 @@ class StoreListener(Protocol):
         """Blocks were found missing or damaged."""
         ...
 
+    def close(self) -> None:
+        """The store client is closed. Twice is harmless."""
+        ...
+
+
+class Relay:
+    """Passes on to the listener of a store client, which may come late or never."""
+
+    def __init__(self, listener: StoreListener | None = None) -> None:
+        self.listener = listener
+
+    def blocks_stored(
+        self, hashes: Sequence[bytes], block_tokens: int, token_ids: Sequence[int]
+    ) -> None:
+        """See `StoreListener`."""
+        if self.listener is not None:
+            self.listener.blocks_stored(hashes, block_tokens, token_ids)
+
+    def blocks_removed(self, hashes: Sequence[bytes]) -> None:
+        """See `StoreListener`."""
+        if self.listener is not None:
+            self.listener.blocks_removed(hashes)
+
+    def close(self) -> None:
+        """See `StoreListener`."""
+        if self.listener is not None:
+            self.listener.close()
+
+
+def _nothing() -> None:
+    """Nothing to end."""
+
 
 @contextmanager
 def removals(listener: StoreListener | None, hashes: Sequence[bytes]) -> Iterator[None]:
@@ -50,12 +82,18 @@ class Announcer:
     Args:
         publish: Takes the events of one occasion.
         with_token_ids: Whether events carry token ids; routers that hash for themselves need them.
+        end: Called when the store client is closed.
     """
 
     def __init__(
-        self, publish: Callable[[Sequence[Event]], object], *, with_token_ids: bool = True
+        self,
+        publish: Callable[[Sequence[Event]], object],
+        *,
+        with_token_ids: bool = True,
+        end: Callable[[], object] = _nothing,
     ) -> None:
         self._publish = publish
+        self._end = end
         self._with_token_ids = with_token_ids
         self._lock = threading.Lock()
         self._announced: OrderedDict[bytes, None] = OrderedDict()
@@ -91,6 +129,10 @@ class Announcer:
         if hashes:
             names = tuple(block_hash.low64(name) for name in hashes)
             self._publish([BlockRemoved(block_hashes=names)])
+
+    def close(self) -> None:
+        """See `StoreListener`."""
+        self._end()
 
 
 def _runs_of_new(known: Sequence[bool]) -> list[tuple[int, int]]:

@@ -1,0 +1,72 @@
+"""KV events of a rank: what its store client sees becomes vLLM's stream over ZeroMQ.
+
+Each rank binds sockets of its own, at the configured ports plus its number, as routers of vLLM's
+events expect it of data-parallel ranks. Off unless an address is configured.
+"""
+
+from kvstore.events.announcer import Announcer
+from kvstore.store import KvStore
+from runtime.clock import Clock
+from runtime.logging import get_logger
+from runtime.serve import ListenError
+from runtime.settings import Settings, setting
+
+_log = get_logger(__name__)
+
+
+class EventsSettings(Settings):
+    """KV events for prefix routers."""
+
+    endpoint: str = setting(
+        "", help="ZeroMQ address of the stream, e.g. tcp://*:5557; plus the rank; empty: no events"
+    )
+    replay_endpoint: str = setting(
+        "tcp://*:5558", help="ZeroMQ address where missed events are asked for; plus the rank"
+    )
+    topic: str = setting("", help="first frame of every event message")
+    token_ids: bool = setting(True, help="events carry the token ids of their blocks")
+
+
+def publish_events(settings: EventsSettings, store: KvStore, clock: Clock) -> None:
+    """Publishes what a rank's store client does until the client is closed.
+
+    Raises:
+        ListenError: An address cannot be bound, or the extra `events` is not installed.
+    """
+    if not settings.endpoint:
+        return
+    try:
+        from kvstore.events.publisher import ZmqPublisher
+    except ImportError as error:
+        raise ListenError(
+            f"events.endpoint is {settings.endpoint!r}, but pyzmq is not installed: install the "
+            "extra `events`, or leave the setting empty"
+        ) from error
+    rank = store.config.owner_rank
+    try:
+        publisher = ZmqPublisher(
+            wall=clock.wall,
+            endpoint=at_rank(settings.endpoint, rank),
+            replay_endpoint=at_rank(settings.replay_endpoint, rank),
+            topic=settings.topic,
+            dp_rank=rank,
+        )
+    except OSError as error:
+        raise ListenError(f"events: {error}; choose other addresses") from error
+    store.listen(
+        Announcer(publisher.publish, with_token_ids=settings.token_ids, end=publisher.close)
+    )
+    _log.info("events.published", endpoint=publisher.endpoint, replay=publisher.replay_endpoint)
+
+
+def at_rank(endpoint: str, rank: int) -> str:
+    """The address of one rank: its port plus the rank; other addresses get the rank behind them.
+
+    A port that the system chooses (0 or *) stays.
+    """
+    head, _, port = endpoint.rpartition(":")
+    if endpoint.startswith("tcp:") and port.isdecimal():
+        return f"{head}:{int(port) + rank}" if int(port) else endpoint
+    if endpoint.startswith("tcp:") or rank == 0:
+        return endpoint
+    return f"{endpoint}-{rank}"

@@ -1,0 +1,86 @@
+"""What a rank's store does reaches subscribers, at addresses of its own; off unless configured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+
+from kvstore import KvStore
+from kvstore.backends.memory import MemoryBackend
+from runtime.clock import ManualClock
+from runtime.serve import ListenError
+from serving.events import EventsSettings, at_rank, publish_events
+from tests.fakes.stores import FINGERPRINT, Prompt, small_config
+
+LOCAL = "tcp://127.0.0.1:0"
+PROMPT = Prompt("r", tuple(range(14)))
+
+
+@pytest.fixture
+def store() -> Iterator[KvStore]:
+    clock = ManualClock()
+    opened = KvStore(
+        MemoryBackend(clock.now), small_config(), fingerprint=FINGERPRINT, clock=clock.now
+    )
+    yield opened
+    opened.close()
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "rank", "expected"),
+    [
+        ("tcp://*:5557", 0, "tcp://*:5557"),
+        ("tcp://*:5557", 3, "tcp://*:5560"),
+        ("tcp://127.0.0.1:0", 3, "tcp://127.0.0.1:0"),
+        ("tcp://127.0.0.1:*", 3, "tcp://127.0.0.1:*"),
+        ("ipc:///run/kv", 0, "ipc:///run/kv"),
+        ("ipc:///run/kv", 2, "ipc:///run/kv-2"),
+    ],
+)
+def test_each_rank_has_addresses_of_its_own(endpoint: str, rank: int, expected: str) -> None:
+    assert at_rank(endpoint, rank) == expected
+
+
+def test_nothing_is_bound_unless_an_address_is_configured(store: KvStore) -> None:
+    publish_events(EventsSettings(), store, ManualClock())
+    PROMPT.hand_over(store)
+    assert store._listener.listener is None
+
+
+def test_a_missing_library_is_named_with_the_way_out(
+    store: KvStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "kvstore.events.publisher", raising=False)
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(ListenError, match="install the extra `events`"):
+        publish_events(EventsSettings(endpoint=LOCAL), store, ManualClock())
+
+
+def test_an_address_that_cannot_be_bound_is_named(store: KvStore) -> None:
+    pytest.importorskip("zmq", reason="pyzmq is not installed (extra: events)")
+    with pytest.raises(ListenError, match=r"tcp://203.0.113.7:1.*choose other addresses"):
+        publish_events(EventsSettings(endpoint="tcp://203.0.113.7:1"), store, ManualClock())
+
+
+@pytest.mark.medium
+def test_commits_are_published_until_the_store_is_closed(store: KvStore) -> None:
+    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed (extra: events)")
+    settings = EventsSettings(endpoint=LOCAL, replay_endpoint=LOCAL, token_ids=False)
+    publish_events(settings, store, ManualClock())
+    PROMPT.hand_over(store)
+    publisher = store._listener.listener._end.__self__  # type: ignore[union-attr]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.rcvtimeo = 0, 5000
+        socket.connect(publisher.replay_endpoint)
+        socket.send_multipart((b"", bytes(8)))
+        _, number, batch = socket.recv_multipart()
+    _, [event], rank = msgpack.unpackb(batch)
+    assert (int.from_bytes(number, "big"), rank) == (0, store.config.owner_rank)
+    assert (event["type"], len(event["block_hashes"])) == ("BlockStored", len(PROMPT.hashes))
+    assert event["token_ids"] == []
+    store.close()
+    assert not publisher._thread.is_alive()
