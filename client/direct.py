@@ -140,13 +140,17 @@ class AsyncDirectClient:
     async def _read(self, answer: RoutedAnswer, timeout_s: float) -> AsyncGenerator[Chunk]:
         with errors_of(answer):
             response = await self._routing.Route(answer.route_request(), timeout=timeout_s)
-        if chunk := answer.take_route(response):
-            yield chunk
+        chunk = answer.take_route(response)
         if not response.HasField("decode"):
+            if chunk:
+                yield chunk
             return
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(response.decode.address))
+        # Before anything is handed out: a caller that leaves now has a call to cancel.
         call = stub.Decode(response.decode.request, timeout=timeout_s)
         try:
+            if chunk:
+                yield chunk
             with errors_of(answer):
                 async for message in call:
                     if chunk := answer.take_decode(message):
@@ -279,13 +283,17 @@ class DirectClient:
             response: routing_pb2.RouteResponse = self._routing.Route(
                 answer.route_request(), timeout=timeout_s
             )
-        if chunk := answer.take_route(response):
-            yield chunk
+        chunk = answer.take_route(response)
         if not response.HasField("decode"):
+            if chunk:
+                yield chunk
             return
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(response.decode.address))
+        # Before anything is handed out: a caller that leaves now has a call to cancel.
         call = stub.Decode(response.decode.request, timeout=timeout_s)
         try:
+            if chunk:
+                yield chunk
             with errors_of(answer):
                 for message in call:
                     if chunk := answer.take_decode(message):
