@@ -13,7 +13,6 @@ import torch
 from disagg_kernels import Kernels
 from disagg_kernels.attention import SINK_COLUMNS
 from engine.handoff import KvLayout, LayerSlice
-from engine.input_batch import Selection, StepInputs
 from engine.kv_pool import KvPool
 from engine.model.compressor import Compressor
 from engine.model.config import LayerConfig, LayerKind, ModelConfig
@@ -26,6 +25,7 @@ from engine.parallel.errors import LayoutError
 from engine.parallel.layout import AttentionShape
 from engine.parallel.layout.checks import check_heads
 from engine.parallel.rank_groups import RankGroups
+from engine.step_inputs import Selection, StepInputs
 from engine.step_rows import round_up
 
 

@@ -9,10 +9,10 @@ written to the sequence's page.
 import torch
 
 from disagg_kernels import Kernels
-from engine.input_batch import RatioInputs, StepInputs
 from engine.model.config import ModelConfig
 from engine.model.quant import KvQuantiser
 from engine.model.weights import Weights
+from engine.step_inputs import RatioInputs, StepInputs
 
 
 class Compressor:

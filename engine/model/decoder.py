@@ -9,7 +9,6 @@ import torch
 from disagg_kernels import Kernels
 from disagg_kernels.reference.dense import ROW_MULTIPLE
 from engine.handoff import KvLayout
-from engine.input_batch import StepInputs
 from engine.kv_pool import KvPool
 from engine.model.attention import Attention
 from engine.model.config import LayerConfig, ModelConfig
@@ -26,6 +25,7 @@ from engine.parallel.rank_groups import RankGroups
 from engine.parallel.rows import TaggedRows, ValueState
 from engine.parallel.rows.modes import AgreedRows
 from engine.parallel.rows.transitions import finished, reduce_own
+from engine.step_inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ import torch
 from disagg_kernels import Kernels
 from disagg_kernels.attention import SINK_COLUMNS
 from engine.handoff import LayerSlice
-from engine.input_batch import NEG_INF, RatioInputs, Selection, StepInputs
 from engine.kv_pool import KvPool
 from engine.model.compressor import Compressor
 from engine.model.config import LayerConfig, ModelConfig
 from engine.model.quant import IndexQuantiser
 from engine.model.weights import Weights
+from engine.step_inputs import NEG_INF, RatioInputs, Selection, StepInputs
 from engine.step_rows import round_up
 
 _HIDDEN, _SHOWN = torch.tensor(NEG_INF), torch.tensor(0.0)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.input_batch import Selection
+from engine.step_inputs import Selection
 
 
 @dataclass(slots=True)

@@ -11,12 +11,13 @@ from disagg_kernels import Kernels, select_kernels
 from disagg_kernels.reference.dense import ROW_MULTIPLE
 from engine.build import kv_layout
 from engine.handoff import KvLayout, LayerSlice
-from engine.input_batch import InputBuilder, StepInputs
+from engine.input_batch import InputBuilder
 from engine.kv_pool import KvPool
 from engine.model.config import ModelConfig
 from engine.model.rotary import RotaryTables
 from engine.model.weights import Weights, load_weights
 from engine.plan import SequenceStep, StepKind, StepPlan
+from engine.step_inputs import StepInputs
 
 
 @functools.cache

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.input_batch import InputBuilder, StepInputs
+from engine.input_batch import InputBuilder
 from engine.model.context import Restoring
 from engine.plan import SequenceStep, StepKind, StepPlan, placeholder_plan
+from engine.step_inputs import StepInputs
 from tests.fakes.context import ContextRanks, Sequences, context_ranks
 from tests.fakes.models import GOLDEN, TINY, Solo, load
 

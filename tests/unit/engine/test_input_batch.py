@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from disagg_kernels.attention import SINK_COLUMNS
 from engine.build import kv_layout
-from engine.input_batch import InputBuilder, RatioInputs, StepInputs
+from engine.input_batch import InputBuilder
 from engine.kv_pool import KvPool
 from engine.model.rotary import RotaryTables
 from engine.plan import SequenceStep, StepKind, StepPlan, placeholder_plan
+from engine.step_inputs import RatioInputs, StepInputs
 from engine.step_rows import round_up
 from tests.fakes.models import GOLDEN
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.build import kv_layout
-from engine.input_batch import InputBuilder, StepInputs
+from engine.input_batch import InputBuilder
 from engine.kv_pool import KvPool
 from engine.model.rotary import RotaryTables
 from engine.parallel.rows.zigzag import key_windows, split_rows
 from engine.plan import SequenceStep, StepKind, StepPlan, placeholder_plan
+from engine.step_inputs import StepInputs
 from engine.step_rows import StepRows, cut_rows
 from tests.fakes.models import GOLDEN
 from tests.fakes.vectors import vectors
