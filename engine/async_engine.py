@@ -11,8 +11,9 @@ Back-pressure: a handle whose reader lags pauses its sequence at `queue_events` 
 half of that. Its neighbours go on, and may take its memory.
 
 Health is progress: the step loop takes a step, or finds that there is nothing to do, at least every
-`idle_wait_s`; an old last progress means a stuck step, or work that nobody can run. If the thread
-dies every handle fails at once.
+`idle_wait_s`; an old last progress means a stuck step, or work that nobody can run. Of the latter
+the log tells once, with the group's name, step and last vote; a stuck collective ends by its own
+time-out, which tells the same. If the thread dies every handle fails at once.
 """
 
 from __future__ import annotations
@@ -192,6 +193,7 @@ class AsyncEngine:
         self._snapshot = engine.statistics()
         self._snapshot_at = self._last_progress
         self._turn_began = self._last_progress
+        self._is_stall_told = False
         # Event loop thread: handles not yet over. Engine thread: to whom events go.
         self._open: dict[str, RequestHandle] = {}
         self._live: dict[str, RequestHandle] = {}
@@ -386,6 +388,15 @@ class AsyncEngine:
         is_resting = decision.step_kind is StepKind.NONE
         if decision.idle or not is_resting:
             self._last_progress = self._clock()
+            self._is_stall_told = False
+        elif not self._is_stall_told and self.progress_age_s() >= self._stall_limit_s:
+            self._is_stall_told = True
+            logger.error(
+                "no step for %g s although there is work, %d rounds: %s",
+                self.progress_age_s(),
+                decision.stalled_rounds,
+                self._engine.describe_progress(),
+            )
         if is_resting or now - self._snapshot_at >= _SNAPSHOT_INTERVAL_S:
             self._snapshot = self._engine.statistics()
             self._snapshot_at = now

@@ -70,8 +70,10 @@ class LLMEngine:
         cache: pages and slots the runner really has.
         runner: executes plans.
         vote: how the ranks of the group agree; None is a group of one.
-        on_step: told the kind of each step before it runs, for the messages of its collectives.
+        on_step: told the kind of each step before it runs; returns the steps since experts moved,
+            or None when they never do.
         on_failure: called when this rank is lost, so that its peers stop waiting for it at once.
+        group: name of the lockstep group, for messages.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class LLMEngine:
         cache: CacheSize,
         runner: Runner,
         vote: VotePort | None = None,
-        on_step: Callable[[StepKind], None] | None = None,
+        on_step: Callable[[StepKind], int | None] | None = None,
         on_failure: Callable[[], None] | None = None,
+        group: str = "local",
     ) -> None:
         self.settings = settings
         self.limits = limits
@@ -94,6 +97,10 @@ class LLMEngine:
         self._vote: VotePort = vote or LocalVote()
         self._on_step = on_step
         self._on_failure = on_failure
+        self._group = group
+        self._last_decision: Decision | None = None
+        self._last_vector: tuple[int, ...] = ()
+        self._steps_since_move: int | None = None
         self._lockstep = LockstepState(
             _KINDS[settings.role],
             attempt_interval=settings.prefill_attempt_interval,
@@ -220,7 +227,9 @@ class LLMEngine:
                 prefill_rows=demand.num_prefill_rows if demand.wants_prefill else 0,
                 epoch=self._epoch,
             )
-            decision = self._lockstep.decide(self._vote.reduce_max(vote.to_array()))
+            reduced = self._vote.reduce_max(vote.to_array())
+            decision = self._lockstep.decide(reduced)
+            self._last_vector, self._last_decision = tuple(reduced.tolist()), decision
             if decision.agreed_epoch == STOP_EPOCH:
                 self._settle(events)
                 self._launcher.close()
@@ -262,6 +271,18 @@ class LLMEngine:
             swapped_bytes=self._mover.swapped_bytes,
             failed_requests=self._failed_requests,
             stalled_rounds=self._lockstep.stalled_rounds,
+            steps_since_move=self._steps_since_move,
+        )
+
+    def describe_progress(self) -> str:
+        """Says in one phrase where the group stands: name, step, last decision and vote."""
+        decision = self._last_decision
+        kind, reason = ("none", "no vote yet")
+        if decision is not None:
+            kind, reason = decision.step_kind.value, decision.reason
+        return (
+            f"group {self._group}, rank {self.settings.rank}: step {self._step}, kind {kind} "
+            f"({reason}), last vote {list(self._last_vector)}"
         )
 
     def check_integrity(self) -> None:
@@ -286,7 +307,7 @@ class LLMEngine:
         self._settle(events)
         self._step += 1
         if self._on_step is not None:
-            self._on_step(kind)
+            self._steps_since_move = self._on_step(kind)
         rows: list[Row] = []
         plan = placeholder_plan(kind, self._step)
         try:

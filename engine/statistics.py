@@ -27,6 +27,7 @@ class EngineStatistics:
         swapped_bytes: bytes copied out for that.
         failed_requests: requests that ended by an error of their own.
         stalled_rounds: agreements in a row that found work nobody could run.
+        steps_since_move: agreed steps since experts last moved; None when they never do.
     """
 
     running: int
@@ -46,3 +47,4 @@ class EngineStatistics:
     swapped_bytes: int
     failed_requests: int
     stalled_rounds: int
+    steps_since_move: int | None

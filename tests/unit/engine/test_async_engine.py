@@ -336,7 +336,9 @@ async def test_a_sampled_stream_is_the_same_in_company() -> None:
         assert task.result() == expected == expected_tokens(alone.token_ids, alone.sampling)
 
 
-async def test_work_that_nobody_can_run_is_not_healthy_for_ever() -> None:
+async def test_work_that_nobody_can_run_is_not_healthy_for_ever_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = [0.0]
     engine, _ = make_engine(num_pages=11)
     async with running(engine, clock=lambda: now[0]) as serving:
@@ -346,6 +348,14 @@ async def test_work_that_nobody_can_run_is_not_healthy_for_ever() -> None:
             assert serving.is_healthy()
             now[0] = 61.0
             await until(lambda: not serving.is_healthy())
+            rounds = serving.statistics().stalled_rounds
+            await until(lambda: serving.statistics().stalled_rounds > rounds + 3)
+            (record,) = [r for r in caplog.records if "no step for" in r.message]
+            assert record.message.startswith("no step for 61 s although there is work, ")
+            assert record.message.endswith(
+                "group local, rank 0: step 0, kind none (nothing can run), "
+                "last vote [1, 0, 1, 0, 0, 0, 0, 0, 0]"
+            )
             assert await serving.release_reservation("credit")
             assert [event.number async for event in handle if isinstance(event, TokenOut)] == [1, 2]
             assert serving.is_healthy()

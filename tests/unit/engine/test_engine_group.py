@@ -211,3 +211,53 @@ def test_ranks_with_different_settings_do_not_start() -> None:
     texts = [str(group.errors[rank]) for rank in range(2)]
     assert any(re.search(r"late_scheduling is (false|true) on rank [01]", text) for text in texts)
     assert all(runner.plans == [] for runner in group.runners)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_a_lone_request_at_an_idle_group_waits_for_no_placeholder_step(
+    num_ranks: int, late: bool
+) -> None:
+    group = Group(
+        EngineRole.NORMAL,
+        num_ranks,
+        late_scheduling=late,
+        prefill_attempt_interval=70,
+        prefill_any_attempt_interval=100,
+    )
+    alone = request("alone", 9, max_tokens=3)
+    group.run(lambda rank, number: alone if (rank, number) == (0, 5) else None)
+    group.check({0: [alone]})
+    for runner in group.runners:
+        assert runner.plans[0].kind is StepKind.PREFILL
+        # And its prefill is followed by its own decode steps only.
+        assert len(runner.plans) == 3
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("attempt", "any_rank"), [(2, 2), (2, 5), (4, 16), (7, 20)])
+def test_a_lone_request_at_a_busy_group_waits_for_the_any_interval_at_most(
+    attempt: int, any_rank: int, late: bool
+) -> None:
+    """Whenever it comes before a vote, at most Y decode steps lie between that vote and it."""
+    waits = []
+    for arrival in range(any_rank + 2):
+        group = Group(
+            EngineRole.NORMAL,
+            2,
+            late_scheduling=late,
+            prefill_attempt_interval=attempt,
+            prefill_any_attempt_interval=any_rank,
+        )
+        busy = request("busy", 3, 1, max_tokens=3 * any_rank + 30)
+        alone = request("alone", 9, 2, max_tokens=2)
+        first = {(0, 0): busy, (1, arrival + 1): alone}
+        group.run(lambda rank, number, first=first: first.get((rank, number)))  # type: ignore[misc]
+        group.check({0: [busy], 1: [alone]})
+        kinds = [plan.kind for plan in group.runners[1].plans]
+        second = kinds.index(StepKind.PREFILL, 1)
+        waits.append(second - 1 - arrival)
+    assert max(waits) <= any_rank
+    # The other rank never wants a prefill, so only the second interval helps.
+    assert max(waits) >= any_rank - 1

@@ -124,3 +124,29 @@ def test_the_bytes_of_an_image_are_let_go_once_they_are_on_the_device() -> None:
     gc.collect()
     assert seen() is None
     assert engine.statistics().running == 1
+
+
+def test_a_step_tells_how_long_experts_have_been_where_they_are() -> None:
+    engine, _ = make_engine()
+    assert engine.statistics().steps_since_move is None
+    ages = iter((4, 5, 0))
+    engine._on_step = lambda kind: next(ages)
+    engine.add(request("a", 5, max_tokens=3))
+    seen = []
+    while engine.has_work():
+        engine.step()
+        seen.append(engine.statistics().steps_since_move)
+    assert seen == [4, 5, 0]
+
+
+def test_progress_is_described_by_group_step_kind_and_vote() -> None:
+    engine, _ = make_engine()
+    assert engine.describe_progress() == (
+        "group local, rank 0: step 0, kind none (no vote yet), last vote []"
+    )
+    engine.add(request("a", 5, max_tokens=3))
+    engine.step()
+    assert engine.describe_progress() == (
+        "group local, rank 0: step 1, kind prefill (idle shortcut), "
+        "last vote [1, 1, 0, 0, 0, 0, 5, 0, 0]"
+    )
