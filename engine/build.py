@@ -26,6 +26,7 @@ from engine.model.experts import ExpertPlacement
 from engine.model.rebalancer import ExpertRebalancer
 from engine.model_runner import ModelRunner
 from engine.parallel.dispatch import DispatchShape
+from engine.parallel.dispatch_format import DispatchFormat, formatted
 from engine.parallel.errors import GroupError
 from engine.parallel.experts import LoadWindow
 from engine.parallel.layout import ExpertSlots, RunLayout, data_parallel
@@ -100,7 +101,11 @@ def quantisers_enabled(config: ModelConfig, choice: str) -> bool:
 
 
 def kv_layout(
-    directory: Path, *, block_tokens: int | None = None, kv_quantisers: str = "auto"
+    directory: Path,
+    *,
+    block_tokens: int | None = None,
+    kv_quantisers: str = "auto",
+    dispatch_format: str = "float32",
 ) -> KvLayout:
     """Returns the KV layout that a model directory and these settings give.
 
@@ -113,6 +118,7 @@ def kv_layout(
         block_tokens=block_tokens or default_block_tokens(config),
         quantisers=quantisers_enabled(config, kv_quantisers),
         weights_revision=weights_revision(directory),
+        dispatch_format=dispatch_format,
     )
 
 
@@ -148,6 +154,7 @@ def build_rank(
     context: RankContext | None = None,
     run: RunLayout | None = None,
     kv_quantisers: str = "auto",
+    dispatch_format: str = "float32",
     min_redundant: int = 0,
     rebalance_interval_steps: int | None = None,
 ) -> BuiltEngine | BuiltFollower:
@@ -161,6 +168,7 @@ def build_rank(
         run: Layout of the world, equal on all ranks; None is an engine on each rank, all of which
             share the experts.
         kv_quantisers: `auto`, `on` or `off`.
+        dispatch_format: What travels to experts, a value of `DispatchFormat`; equal on all ranks.
         min_redundant: Fewest redundant experts of a layer; equal on all ranks.
         rebalance_interval_steps: Steps between two moves of experts by their load; None never.
 
@@ -173,7 +181,10 @@ def build_rank(
     run = run or data_parallel(context.num_ranks)
     if layout is None:
         layout = kv_layout(
-            directory, block_tokens=settings.block_tokens, kv_quantisers=kv_quantisers
+            directory,
+            block_tokens=settings.block_tokens,
+            kv_quantisers=kv_quantisers,
+            dispatch_format=dispatch_format,
         )
     if settings.block_tokens not in (None, layout.block_tokens):
         raise SettingsError(
@@ -188,12 +199,20 @@ def build_rank(
     # The self-test above went through the checks; in every step they would cost a twentieth.
     kernels = select_kernels("cpu", checked=False)
     rows = max(settings.max_num_batched_tokens, ROW_MULTIPLE)
-    ports = open_ports(
-        context,
-        hidden=config.hidden_size,
+    form = _dispatch_format(layout, run)
+    shape = DispatchShape(
+        hidden=form.row_width(config.hidden_size),
         top_k=config.num_experts_per_tok,
         max_tokens=rows,
+        result_hidden=form.result_width(config.hidden_size),
+    )
+    ports = open_ports(
+        context,
+        hidden=shape.hidden,
+        top_k=shape.top_k,
+        max_tokens=shape.max_tokens,
         run=run,
+        result_hidden=shape.result_hidden,
     )
     try:
         parts = _Experts(
@@ -202,9 +221,8 @@ def build_rank(
                 ep=run.layout.ep,
                 min_redundant=min_redundant,
             ),
-            shape=DispatchShape(
-                hidden=config.hidden_size, top_k=config.num_experts_per_tok, max_tokens=rows
-            ),
+            shape=shape,
+            form=form,
             interval_steps=rebalance_interval_steps,
         )
         built = _assemble(directory, settings, layout, kernels, ports, parts)
@@ -223,6 +241,7 @@ class _Experts:
 
     slots: ExpertSlots
     shape: DispatchShape
+    form: DispatchFormat
     interval_steps: int | None
 
     def load(
@@ -243,7 +262,7 @@ class _Experts:
             directory,
             config,
             layout,
-            ports.dispatcher,
+            formatted(ports.dispatcher, self.form, config.hidden_size),
             kernels,
             batch_invariant=batch_invariant,
             placement=ExpertPlacement(
@@ -264,6 +283,22 @@ class _Experts:
             self.shape,
             interval_steps=self.interval_steps,
         )
+
+
+def _dispatch_format(layout: KvLayout, run: RunLayout) -> DispatchFormat:
+    try:
+        form = DispatchFormat(layout.dispatch_format)
+    except ValueError:
+        known = ", ".join(form.value for form in DispatchFormat)
+        raise SettingsError(
+            f"engine.dispatch_format is {layout.dispatch_format!r}: use one of {known}"
+        ) from None
+    if form is not DispatchFormat.FLOAT32 and not run.all_to_all:
+        raise SettingsError(
+            f"engine.dispatch_format is {form.value}, but layout {run} dispatches nothing: use "
+            f"{DispatchFormat.FLOAT32.value}, or leave path=a out"
+        )
+    return form
 
 
 def _assemble(

@@ -86,6 +86,7 @@ class KvLayout:
         block_tokens: int,
         quantisers: bool,
         weights_revision: str,
+        dispatch_format: str = "float32",
     ) -> None:
         cut = config.clean_cut
         if block_tokens < 1 or block_tokens % cut:
@@ -97,6 +98,7 @@ class KvLayout:
         self.block_tokens = block_tokens
         self.quantisers = quantisers
         self.weights_revision = weights_revision
+        self.dispatch_format = dispatch_format
         width, index_width = config.head_dim, config.index_head_dim
         owners = [layer for layer in config.layers if layer.owns_kv]
         entries_total = sum(block_tokens // layer.ratio for layer in owners)
@@ -187,7 +189,10 @@ class KvLayout:
         """Returns all that changes bytes, as canonical JSON values; parallel sizes do not."""
         config = self.config
         yarn = config.yarn
+        # Rows that were rounded on their way to experts give other KV.
+        rounded = self.dispatch_format != "float32"
         return {
+            **({"dispatch_format": self.dispatch_format} if rounded else {}),
             "schema": "disagg-kv",
             "layout_version": LAYOUT_VERSION,
             "model_type": config.model_type,

@@ -377,6 +377,7 @@ def _layout(settings: EngineProcessSettings) -> KvLayout:
         settings.model.path,
         block_tokens=settings.engine.block_tokens,
         kv_quantisers=settings.model.kv_quantisers,
+        dispatch_format=settings.engine.dispatch_format,
     )
 
 

@@ -46,6 +46,9 @@ class EngineSection(Settings):
     max_waiting: int = setting(1024, help="sequences that may wait in the engine", ge=1)
     max_model_len: int | None = setting(None, help="lowers the context of the model", ge=2)
     batch_invariant: bool = setting(True, help="rows never depend on their neighbours")
+    dispatch_format: Literal["float32", "fp8", "fp8_bf16"] = setting(
+        "float32", help="numbers that travel to experts and back; others than float32 round them"
+    )
     min_redundant: int = setting(0, help="redundant experts of a layer, at least", ge=0)
     rebalance_interval_steps: int | None = setting(
         None, help="steps between moves of experts by their load; empty: never", ge=1

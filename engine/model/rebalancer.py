@@ -75,6 +75,7 @@ class ExpertRebalancer:
             hidden=shape.hidden,
             top_k=shape.top_k,
             max_tokens=shape.max_tokens,
+            result_hidden=shape.result_hidden,
         )
         planned = [plan(window[:, layer], self._slots) for layer in range(window.shape[1])]
         before, after = (

@@ -115,17 +115,31 @@ class Dispatcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchShape:
-    """Sizes of a dispatch port, equal on all ranks: hidden H, choices K, most rows per rank."""
+    """Sizes of a dispatch port, equal on all ranks.
+
+    Args:
+        hidden: H, numbers of a row.
+        top_k: K, choices of a row.
+        max_tokens: most rows of a rank.
+        result_hidden: numbers of a result; None is H.
+    """
 
     hidden: int
     top_k: int
     max_tokens: int
+    result_hidden: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses sizes below 1."""
-        for name in ("hidden", "top_k", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        for name in ("hidden", "top_k", "max_tokens", "result_hidden"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} is {size}, must be at least 1")
+
+    @property
+    def result_width(self) -> int:
+        """Numbers of a result."""
+        return self.hidden if self.result_hidden is None else self.result_hidden
 
     def check_dispatch(
         self, rows: Tensor, slot_ids: Tensor, weights: Tensor, slots_per_rank: int
@@ -160,7 +174,7 @@ class DispatchShape:
         Raises:
             DispatchInputError: names what was found and what is wanted.
         """
-        wanted = (len(handle.entries), self.hidden)
+        wanted = (len(handle.entries), self.result_width)
         if outputs.shape != wanted or outputs.dtype is not torch.float32:
             raise _wrong("outputs", outputs, f"{list(wanted)} float32")
 
@@ -285,9 +299,9 @@ class LocalDispatcher:
         self._turns.check_combine(handle)
         self._shape.check_outputs(outputs, handle)
         self._turns.close()
-        shape = (handle.num_tokens, self._shape.top_k, self._shape.hidden)
+        shape = (handle.num_tokens, self._shape.top_k, self._shape.result_width)
         combined = (np.empty if handle.holes is None else np.zeros)(shape, np.float32)
-        combined.reshape(-1, self._shape.hidden)[handle.entries] = outputs.numpy()
+        combined.reshape(-1, self._shape.result_width)[handle.entries] = outputs.numpy()
         return torch.from_numpy(combined)
 
 

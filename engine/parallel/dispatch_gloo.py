@@ -92,7 +92,7 @@ class GlooDispatcher:
         self._shape.check_outputs(outputs, handle)
         self._turns.close()
         sent_entries = self._sent_entries
-        hidden, top_k = self._shape.hidden, self._shape.top_k
+        hidden, top_k = self._shape.result_width, self._shape.top_k
         returned = np.empty((len(handle.entries), hidden), np.float32)
         returned[handle.entries] = outputs.numpy()
         received = np.empty((len(sent_entries), hidden), np.float32)

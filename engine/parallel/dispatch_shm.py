@@ -52,6 +52,7 @@ class SharedMemoryDispatcher:
         """Clears this rank's ids. A barrier must follow before first use."""
         rank, ranks = exchange.rank, exchange.size
         tokens, top_k, hidden = shape.max_tokens, shape.top_k, shape.hidden
+        result = shape.result_width
         self._rank = rank
         self._num_ranks = ranks
         self._shape = shape
@@ -69,12 +70,12 @@ class SharedMemoryDispatcher:
             ranks * tokens, hidden
         )
         self._results = np.frombuffer(
-            memory, np.float32, ranks * tokens * top_k * hidden, results
-        ).reshape(ranks * tokens * top_k, hidden)
+            memory, np.float32, ranks * tokens * top_k * result, results
+        ).reshape(ranks * tokens * top_k, result)
         self._own_ids = self._ids[rank]
         self._own_weights = self._weights.reshape(ranks, tokens, top_k)[rank]
         self._own_rows = self._rows.reshape(ranks, tokens, hidden)[rank]
-        self._own_results = self._results.reshape(ranks, tokens, top_k, hidden)[rank]
+        self._own_results = self._results.reshape(ranks, tokens, top_k, result)[rank]
         self._own_ids[:] = -1
 
     @property
@@ -144,6 +145,6 @@ def _area_sizes(shape: DispatchShape, num_ranks: int) -> tuple[int, int, int, in
     """Bytes of counts, ids, weights, rows and results, each rounded up to whole pages."""
     tokens = num_ranks * shape.max_tokens
     choices = tokens * shape.top_k
-    sizes = (num_ranks, choices, choices, tokens * shape.hidden, choices * shape.hidden)
+    sizes = (num_ranks, choices, choices, tokens * shape.hidden, choices * shape.result_width)
     counts, ids, weights, rows, results = (-(-4 * size // _ALIGN) * _ALIGN for size in sizes)
     return counts, ids, weights, rows, results

@@ -88,6 +88,7 @@ def open_ports(
     max_tokens: int,
     run: RunLayout | None = None,
     tables: Sequence[RowTable] = (),
+    result_hidden: int | None = None,
 ) -> Ports:
     """Opens the ports of this rank; a collective of the world.
 
@@ -100,6 +101,7 @@ def open_ports(
         run: layout of the world, equal on all ranks; None is an engine on every rank, all of which
             share the experts.
         tables: tables whose rows the enp ranks share, equal on all ranks.
+        result_hidden: numbers per result of an expert; None is H.
 
     Raises:
         GeometryMismatch: another rank opened with other sizes or another layout.
@@ -107,7 +109,9 @@ def open_ports(
         LayoutError: the layout cannot exist, or is of another number of ranks.
         ValueError: unknown backend, or a size below 1.
     """
-    shape = DispatchShape(hidden=hidden, top_k=top_k, max_tokens=max_tokens)
+    shape = DispatchShape(
+        hidden=hidden, top_k=top_k, max_tokens=max_tokens, result_hidden=result_hidden
+    )
     run = run or data_parallel(context.num_ranks)
     if context.num_ranks == 1 and run.layout.world_size == 1:
         return _open_local(shape, run, tables)
@@ -179,7 +183,7 @@ def _open(
             )
         elif purpose == "experts":
             made = backend.dispatcher(world, channel, shape)
-            dispatcher = RecordingDispatcher(made, ledger, shape.hidden)
+            dispatcher = RecordingDispatcher(made, ledger, shape.hidden, shape.result_hidden)
         elif purpose in ROW_CHANNELS and len(channel.members) > 1:
             rows[purpose] = RecordingRowGroup(backend.row_group(world, channel), ledger, purpose)
     world.meet()

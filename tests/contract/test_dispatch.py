@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.parallel.dispatch import DispatchShape, LocalDispatcher
+from engine.parallel.dispatch_format import DispatchFormat, formatted
 from engine.parallel.ports import RankContext, open_ports
 from engine.parallel.worker import run_group
 
@@ -25,8 +26,8 @@ GROUPS = [("local", 1), ("shm", 2), ("shm", 4), ("gloo", 2), ("gloo", 4)]
 pytestmark = [pytest.mark.medium, pytest.mark.timeout(90)]
 
 
-def start(entry, backend, num_ranks, out):
-    options = {"out": str(out)}
+def start(entry, backend, num_ranks, out, **more):
+    options = {"out": str(out), **more}
     if backend == "local":
         getattr(ranks, entry)(RankContext(), options)
         return 0
@@ -59,7 +60,7 @@ def group(request, tmp_path_factory):
     }
 
 
-def one_rank_result(case, num_ranks):
+def one_rank_result(case, num_ranks, form=DispatchFormat.FLOAT32):
     """The same rows of all ranks, in rank order, dispatched by one rank that has every slot."""
     inputs = [
         torch.cat(parts)
@@ -68,9 +69,27 @@ def one_rank_result(case, num_ranks):
         )
     ]
     shape = DispatchShape(
-        hidden=ranks.HIDDEN, top_k=ranks.TOP_K, max_tokens=ranks.MAX_TOKENS * num_ranks
+        hidden=form.row_width(ranks.HIDDEN),
+        top_k=ranks.TOP_K,
+        max_tokens=ranks.MAX_TOKENS * num_ranks,
+        result_hidden=form.result_width(ranks.HIDDEN),
     )
-    return ranks.run_case(LocalDispatcher(shape), inputs, ranks.SLOTS_PER_RANK * num_ranks)
+    dispatcher = formatted(LocalDispatcher(shape), form, ranks.HIDDEN)
+    return ranks.run_case(dispatcher, inputs, ranks.SLOTS_PER_RANK * num_ranks)
+
+
+@pytest.mark.parametrize("form", [DispatchFormat.FP8, DispatchFormat.FP8_BF16])
+@pytest.mark.parametrize(("backend", "num_ranks"), [("shm", 4), ("gloo", 2)])
+def test_rounded_rows_are_bit_equal_to_one_rank(backend, num_ranks, form, tmp_path):
+    assert start("run_rounded", backend, num_ranks, tmp_path, form=form.value) == 0
+
+    for number, case in enumerate(ranks.CASES):
+        found = [load(tmp_path / f"{number}-{rank}.npz") for rank in range(num_ranks)]
+        expected = one_rank_result(case, num_ranks, form)
+        for name in ("rows", "combined"):
+            np.testing.assert_array_equal(
+                np.concatenate([result[name] for result in found]), expected[name]
+            )
 
 
 @pytest.mark.parametrize("number", range(len(ranks.CASES)), ids=lambda n: ranks.CASES[n].name)

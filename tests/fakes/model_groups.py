@@ -21,6 +21,7 @@ from engine.model.decoder import Decoder
 from engine.model.experts import ExpertPlacement
 from engine.model.rotary import RotaryTables
 from engine.parallel.dispatch import DispatchShape, LocalDispatcher
+from engine.parallel.dispatch_format import DispatchFormat, formatted
 from engine.parallel.experts import LoadWindow
 from engine.parallel.layout import TensorFamily, TensorLayout
 from engine.parallel.rank_groups import RankGroups
@@ -90,9 +91,17 @@ class GroupModel:
         directory: of the checkpoint.
         layout: of the domain.
         min_redundant: replicas beyond one of each expert.
+        form: what travels to experts.
     """
 
-    def __init__(self, directory: Path, layout: TensorLayout, *, min_redundant: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        layout: TensorLayout,
+        *,
+        min_redundant: int = 0,
+        form: DispatchFormat = DispatchFormat.FLOAT32,
+    ) -> None:
         torch.set_num_threads(1)
         self.layout = layout
         self.path = choose_path(
@@ -101,6 +110,7 @@ class GroupModel:
         self._directory = directory
         self._kv = kv_layout(directory)
         self._min_redundant = min_redundant
+        self._form = form
 
     def run(
         self,
@@ -161,7 +171,7 @@ class GroupModel:
             self._directory,
             config,
             self._kv,
-            dispatcher,
+            formatted(dispatcher, self._form, config.hidden_size),
             select_kernels("cpu"),
             placement=ExpertPlacement(
                 num_logical=config.n_routed_experts,

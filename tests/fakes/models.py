@@ -18,6 +18,7 @@ from engine.handoff import KvLayout, SequenceImage
 from engine.kv_pool import KvPool
 from engine.model.decoder import Decoder
 from engine.model_runner import ModelRunner
+from engine.parallel.dispatch_format import DispatchFormat, formatted
 from engine.parallel.ports import RankContext, open_ports
 from engine.plan import SequenceStep, StepKind, StepPlan
 
@@ -42,18 +43,22 @@ class LoadedModel:
 
 
 @functools.cache
-def load(directory: Path, kv_quantisers: str = "off") -> LoadedModel:
+def load(
+    directory: Path, kv_quantisers: str = "off", form: DispatchFormat = DispatchFormat.FLOAT32
+) -> LoadedModel:
     """Loads a checkpoint directory once."""
     torch.set_num_threads(1)
     layout = kv_layout(directory, kv_quantisers=kv_quantisers)
     config = layout.config
     ports = open_ports(
         RankContext(),
-        hidden=config.hidden_size,
+        hidden=form.row_width(config.hidden_size),
         top_k=config.num_experts_per_tok,
         max_tokens=MAX_TOKENS,
+        result_hidden=form.result_width(config.hidden_size),
     )
-    decoder = Decoder.load(directory, config, layout, ports.dispatcher, select_kernels("cpu"))
+    dispatcher = formatted(ports.dispatcher, form, config.hidden_size)
+    decoder = Decoder.load(directory, config, layout, dispatcher, select_kernels("cpu"))
     return LoadedModel(directory=directory, layout=layout, decoder=decoder)
 
 

@@ -17,14 +17,20 @@ IntArray = npt.NDArray[np.int64]
 
 
 def sum_over_ranks(
-    dispatcher: Dispatcher, counts: IntArray, *, hidden: int, top_k: int, max_tokens: int
+    dispatcher: Dispatcher,
+    counts: IntArray,
+    *,
+    hidden: int,
+    top_k: int,
+    max_tokens: int,
+    result_hidden: int | None = None,
 ) -> IntArray:
     """Returns the sum of all ranks' counts; a collective, of equal shape on all ranks.
 
     Args:
         dispatcher: of the expert group, with nothing open.
         counts: any shape, int64.
-        hidden, top_k, max_tokens: what the port was opened with.
+        hidden, top_k, max_tokens, result_hidden: what the port was opened with.
 
     Raises:
         ValueError: the port takes too few rows to reach every rank.
@@ -62,5 +68,6 @@ def sum_over_ranks(
         total[begin : begin + most] += (
             received.view(np.int64).reshape(num_ranks, *part.shape).sum(0)
         )
-        dispatcher.combine(torch.zeros(arrived.rows.shape), arrived.handle)
+        results = torch.zeros(len(arrived.rows), result_hidden or hidden)
+        dispatcher.combine(results, arrived.handle)
     return total.reshape(-1)[: len(flat)].reshape(counts.shape)

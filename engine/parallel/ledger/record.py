@@ -105,11 +105,14 @@ class Ledger:
 class RecordingDispatcher:
     """A dispatcher whose calls are noted on channel "experts"."""
 
-    def __init__(self, inner: Dispatcher, ledger: Ledger, hidden: int) -> None:
-        """Takes the port and the width of a row."""
+    def __init__(
+        self, inner: Dispatcher, ledger: Ledger, hidden: int, result_hidden: int | None = None
+    ) -> None:
+        """Takes the port and the widths of a row and a result."""
         self._inner = inner
         self._ledger = ledger
         self._row_bytes = 4 * hidden
+        self._result_bytes = 4 * (result_hidden or hidden)
         self._num_choices = 0
 
     @property
@@ -135,7 +138,7 @@ class RecordingDispatcher:
     def combine(self, outputs: Tensor, handle: DispatchHandle) -> Tensor:
         """See `Dispatcher.combine`."""
         combined = self._inner.combine(outputs, handle)
-        self._ledger.record("experts", "combine", self._num_choices * self._row_bytes)
+        self._ledger.record("experts", "combine", self._num_choices * self._result_bytes)
         return combined
 
 

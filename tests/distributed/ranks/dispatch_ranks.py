@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from engine.parallel.dispatch import DispatchHandle
+from engine.parallel.dispatch_format import DispatchFormat, formatted
 from engine.parallel.errors import DispatchInputError
-from engine.parallel.worker import open_ports
+from engine.parallel.ports import open_ports
 
 HIDDEN = 24
 TOP_K = 3
@@ -102,6 +103,24 @@ def run_cases(context, options):
     for number, case in enumerate(CASES):
         inputs = case_inputs(case, context.rank, context.num_ranks)
         results = run_case(ports.dispatcher, inputs, SLOTS_PER_RANK)
+        np.savez(Path(options["out"]) / f"{number}-{context.rank}.npz", **results)
+    ports.close()
+
+
+def run_rounded(context, options):
+    """Every case in order, with rows and results rounded on the way."""
+    form = DispatchFormat(options["form"])
+    ports = open_ports(
+        context,
+        hidden=form.row_width(HIDDEN),
+        top_k=TOP_K,
+        max_tokens=MAX_TOKENS,
+        result_hidden=form.result_width(HIDDEN),
+    )
+    dispatcher = formatted(ports.dispatcher, form, HIDDEN)
+    for number, case in enumerate(CASES):
+        inputs = case_inputs(case, context.rank, context.num_ranks)
+        results = run_case(dispatcher, inputs, SLOTS_PER_RANK)
         np.savez(Path(options["out"]) / f"{number}-{context.rank}.npz", **results)
     ports.close()
 

@@ -130,6 +130,29 @@ def test_a_given_layout_decides_on_the_block_size() -> None:
     built.ports.close()
 
 
+@pytest.mark.medium
+def test_rows_to_experts_are_rounded_only_when_asked_for() -> None:
+    layout = kv_layout(TINY, dispatch_format="fp8_bf16")
+    built = build_engine(TINY, settings(), layout=layout)
+    case = golden(TINY)["cases"][0]
+    assert len(generate(built, case["input_ids"], 3)) == 3
+    assert built.layout.fingerprint != kv_layout(TINY).fingerprint
+    built.ports.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "run", "message"),
+    [
+        ("fp16", "dp=1", "engine.dispatch_format is 'fp16': use one of float32, fp8, fp8_bf16"),
+        ("fp8", "dp=2,path=a", "is fp8, but layout dp=2,ep=2,path=a dispatches nothing"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused(form: str, run: str, message: str) -> None:
+    layout = kv_layout(TINY, dispatch_format=form)
+    with pytest.raises(SettingsError, match=message):
+        build_rank(TINY, settings(batch_invariant=False), layout=layout, run=parse_layout(run))
+
+
 def depends_on_rows(name: str) -> Callable[..., Any]:
     """An operation whose results move a little with the number of rows of its first argument."""
 
