@@ -42,7 +42,12 @@ class FakeSystem:
 
 @contextmanager
 def launched(
-    *, prefill_ranks: int = 1, decode_ranks: int = 2, http_port: int | None = None
+    *,
+    prefill_ranks: int = 1,
+    decode_ranks: int = 2,
+    prefill_layout: str = "",
+    decode_layout: str = "",
+    http_port: int | None = None,
 ) -> Iterator[System]:
     """A real system of the bundled model, started from the source tree."""
     paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
@@ -50,6 +55,8 @@ def launched(
         model=ROOT / "models" / "tiny-v4",
         prefill_ranks=prefill_ranks,
         decode_ranks=decode_ranks,
+        prefill_layout=prefill_layout,
+        decode_layout=decode_layout,
         http_port=http_port,
     )
     with pytest.MonkeyPatch.context() as patch:
