@@ -88,14 +88,15 @@ HELD = (
 )
 
 
-async def wait_at_rest(system: System) -> None:
+async def wait_at_rest(system: System, *addresses: str) -> None:
     """Until no process holds anything, and the store no lease."""
+    members = addresses or tuple(address_of(system, role) for role in ("prefill", "decode"))
 
     async def held() -> dict[str, object]:
         found: dict[str, object] = {}
-        for role in ("prefill", "decode"):
-            statistics = await statistics_of(address_of(system, role))
-            found |= {f"{role} {name}": statistics[name] for name in HELD if statistics.get(name)}
+        for member in members:
+            statistics = await statistics_of(member)
+            found |= {f"{member} {name}": statistics[name] for name in HELD if statistics.get(name)}
         config = KvStoreConfig(block_tokens=BLOCK, owner="test")
         with contextlib.closing(
             open_store(system.store_url, config, fingerprint=bytes(8), clock=lambda: 0.0)
@@ -220,12 +221,12 @@ def stored(num_blocks: int) -> decode_pb2.PrefetchRequest:
 
 
 @asynccontextmanager
-async def journey(system: System, name: str, case: dict[str, object]) -> AsyncIterator[Journey]:
+async def journey(
+    system: System, name: str, case: dict[str, object], *addresses: str
+) -> AsyncIterator[Journey]:
     """A request under a tenant of its own, so that nothing is stored before."""
-    async with (
-        channel(address_of(system, "prefill")) as prefill,
-        channel(address_of(system, "decode")) as decode,
-    ):
+    at = addresses or (address_of(system, "prefill"), address_of(system, "decode"))
+    async with channel(at[0]) as prefill, channel(at[1]) as decode:
         info = await admin_pb2_grpc.AdminServiceStub(decode).GetServerInfo(
             admin_pb2.GetServerInfoRequest(), timeout=BOUND_S
         )
@@ -367,3 +368,43 @@ async def test_callers_who_leave_the_front_door_leave_nothing(system: System) ->
             case["input_ids"], sampling=Sampling(max_tokens=64, ignore_eos=True)
         )
     assert list(answer.token_ids) == case["greedy_ids"]
+
+
+async def test_a_part_that_is_killed_leaves_nothing_with_the_others() -> None:
+    """First the balancer, in the middle of many requests; then prefill, in the middle of one."""
+    case = max(LONG, key=lambda case: len(case["input_ids"]))
+    with running(overlap=True) as system:
+        prefill, decode = address_of(system, "prefill"), address_of(system, "decode")
+        children = {child.name: child for child in system.children}
+        async with AsyncClient(system.address, timeout_s=30.0) as client:
+            requests = [
+                asyncio.create_task(
+                    client.generate([7 + number, *case["input_ids"]], sampling=Sampling())
+                )
+                for number in range(6)
+            ]
+            async with asyncio.timeout(BOUND_S):
+                while not (await statistics_of(decode))["path.prefetching"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            children["balancer"].kill()
+            await asyncio.wait(requests)
+            assert all(task.exception() for task in requests)
+        await wait_at_rest(system, prefill, decode)
+        async with journey(system, "prefill-dies", case, prefill, decode) as made:
+            call = made.prefetch()
+            await call.write(made.begin())
+
+            async def die_while_it_computes() -> None:
+                async for event in made.events():
+                    if event.HasField("blocks_stored"):
+                        await call.write(stored(event.blocks_stored.num_blocks))
+                        children["prefill"].kill()
+
+            with pytest.raises(grpc.aio.AioRpcError):
+                await die_while_it_computes()
+            call.cancel()
+            release = decode_pb2.ReleaseSlotRequest(credit_id=made.credit_id)
+            await made.decode.ReleaseSlot(release, timeout=BOUND_S)
+        await wait_at_rest(system, decode)
+        for name in ("balancer", "prefill"):
+            system.children.remove(children[name])  # or its end would be reported
