@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 
 from cli.errors import CommandError
 from cli.local import launcher, signals
+from cli.local.children import Child
 from cli.local.launcher import Row, System
 from cli.local.topology import Topology
 from tests.fakes.processes import ROOT
@@ -48,8 +49,13 @@ def launched(
     prefill_layout: str = "",
     decode_layout: str = "",
     http_port: int | None = None,
+    flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[System]:
-    """A real system of the bundled model, started from the source tree."""
+    """A real system of the bundled model, started from the source tree.
+
+    Args:
+        flags: Further ones of its processes, by role.
+    """
     paths = [str(ROOT), str(ROOT / "proto"), str(ROOT / "kernels")]
     topology = Topology(
         model=ROOT / "models" / "tiny-v4",
@@ -61,6 +67,12 @@ def launched(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        start = System._child
+
+        def child(self: System, name: str, module: str, *given: str) -> Child:
+            return start(self, name, module, *given, *(flags or {}).get(name, ()))
+
+        patch.setattr(System, "_child", child)
         with launcher.running_system(topology) as system:
             yield system
 
