@@ -71,8 +71,11 @@ def pack_fp8(rows: Tensor) -> Tensor:
 def unpack_fp8(packed: Tensor, hidden: int) -> Tensor:
     """The rows of `pack_fp8`, [T, hidden] float32."""
     words = _words(hidden, _WORD_BYTES)
-    values = _dense(packed[:, :words]).view(torch.float8_e4m3fn)[:, :hidden].float()
-    return values * packed[:, words:].repeat_interleave(SCALE_GROUP, 1)[:, :hidden]
+    values = _dense(packed[:, :words]).view(torch.float8_e4m3fn).float()
+    scales = packed[:, words:].unsqueeze(2)
+    groups = functional.pad(values, (0, -values.shape[1] % SCALE_GROUP))
+    groups = groups.unflatten(1, (scales.shape[1], SCALE_GROUP)).mul_(scales)
+    return groups.flatten(1)[:, :hidden]
 
 
 def pack_bf16(rows: Tensor) -> Tensor:
