@@ -18,8 +18,9 @@ CONFIG = ModelConfig.load(Path(__file__).parents[3] / "models" / "tiny-v4")
 
 
 @pytest.mark.medium
-def test_rows_do_not_depend_on_their_neighbours_here() -> None:
-    require_invariance(select_kernels("cpu"), CONFIG)
+@pytest.mark.parametrize(("attn_tp", "moe_tp"), [(1, 1), (2, 1), (2, 4)])
+def test_rows_do_not_depend_on_their_neighbours_here(attn_tp: int, moe_tp: int) -> None:
+    require_invariance(select_kernels("cpu"), CONFIG, attn_tp=attn_tp, moe_tp=moe_tp)
 
 
 @pytest.mark.medium
