@@ -195,7 +195,12 @@ def build_rank(
     require_layout(config, run, settings.role)
     settings = dataclasses.replace(settings, block_tokens=layout.block_tokens, cp=run.layout.cp)
     if settings.batch_invariant:
-        require_invariance(select_kernels("cpu"), config)
+        require_invariance(
+            select_kernels("cpu"),
+            config,
+            attn_tp=run.layout.attn_tp,
+            moe_tp=1 if run.all_to_all else run.layout.replica_size // run.layout.ep,
+        )
     # The self-test above went through the checks; in every step they would cost a twentieth.
     kernels = select_kernels("cpu", checked=False)
     rows = max(settings.max_num_batched_tokens, ROW_MULTIPLE)
@@ -225,7 +230,7 @@ def build_rank(
             form=form,
             interval_steps=rebalance_interval_steps,
         )
-        built = _assemble(directory, settings, layout, kernels, ports, parts)
+        built = _assemble(directory, settings, layout, kernels, ports, parts, context.group_name)
         ports.ready()
     except BaseException:
         # Peers that have opened theirs must not wait for a rank that will not come.
@@ -308,15 +313,18 @@ def _assemble(
     kernels: Kernels,
     ports: Ports,
     experts: _Experts,
+    group: str,
 ) -> BuiltEngine | BuiltFollower:
     model, rebalancer = experts.load(
         directory, layout, kernels, ports, batch_invariant=settings.batch_invariant
     )
 
-    def on_step(kind: StepKind) -> None:
+    def on_step(kind: StepKind) -> int | None:
         ports.progress.step_kind = kind.value
-        if rebalancer is not None:
-            rebalancer.before_step()
+        if rebalancer is None:
+            return None
+        rebalancer.before_step()
+        return rebalancer.steps_since_move
 
     cache = settings.cache_size(layout.block_bytes)
     pool = KvPool(
@@ -330,7 +338,7 @@ def _assemble(
     )
     if not ports.is_leader:
         return _follower(layout, kernels, ports, runner, on_step)
-    return _leader(settings, cache, layout, kernels, ports, runner, on_step)
+    return _leader(settings, cache, layout, kernels, ports, runner, on_step, group)
 
 
 def _follower(
@@ -338,7 +346,7 @@ def _follower(
     kernels: Kernels,
     ports: Ports,
     runner: Runner,
-    on_step: Callable[[StepKind], None],
+    on_step: Callable[[StepKind], int | None],
 ) -> BuiltFollower:
     assert ports.plans is not None
 
@@ -369,15 +377,16 @@ def _leader(
     kernels: Kernels,
     ports: Ports,
     runner: Runner,
-    on_step: Callable[[StepKind], None],
+    on_step: Callable[[StepKind], int | None],
+    group: str,
 ) -> BuiltEngine:
     config = layout.config
     leading = LeadingRunner(runner, ports.plans) if ports.plans is not None else None
 
-    def on_step_led(kind: StepKind) -> None:
+    def on_step_led(kind: StepKind) -> int | None:
         if leading is not None:
             leading.begin_step(kind)
-        on_step(kind)
+        return on_step(kind)
 
     engine = LLMEngine(
         settings=settings,
@@ -391,6 +400,7 @@ def _leader(
         vote=ports.vote,
         on_step=on_step_led,
         on_failure=ports.abort,
+        group=group,
     )
     return BuiltEngine(
         engine=engine,

@@ -251,6 +251,7 @@ def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine | Bu
             max_waiting=section.max_waiting,
             max_model_len=section.max_model_len,
             batch_invariant=section.batch_invariant,
+            late_scheduling=section.late_scheduling,
             rank=context.rank,
             num_ranks=context.num_ranks,
         ),

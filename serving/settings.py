@@ -46,6 +46,9 @@ class EngineSection(Settings):
     max_waiting: int = setting(1024, help="sequences that may wait in the engine", ge=1)
     max_model_len: int | None = setting(None, help="lowers the context of the model", ge=2)
     batch_invariant: bool = setting(True, help="rows never depend on their neighbours")
+    late_scheduling: bool = setting(
+        False, help="prepare a step while the decode step before it runs; equal on all ranks"
+    )
     dispatch_format: Literal["float32", "fp8", "fp8_bf16"] = setting(
         "float32", help="numbers that travel to experts and back; others than float32 round them"
     )

@@ -62,8 +62,13 @@ def test_counts_are_summed_over_the_ranks(backend, num_ranks, tmp_path, monkeypa
 
 @pytest.mark.medium
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("interval", [3, 5])
-def test_engines_keep_their_tokens_while_experts_move(interval, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("interval", "late", "backend"),
+    [(3, False, "shm"), (5, False, "shm"), (3, True, "shm"), (5, True, "gloo")],
+)
+def test_engines_keep_their_tokens_while_experts_move(
+    interval, late, backend, tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(RANKS)
     cases = [p for p in golden(MODEL)["prompts"] if len(p["input_ids"]) <= 200]
     mine = [cases[:2], cases[1:3]]
@@ -73,10 +78,11 @@ def test_engines_keep_their_tokens_while_experts_move(interval, tmp_path, monkey
         "steps": STEPS,
         "min_redundant": 3,
         "rebalance_interval_steps": interval,
+        "late_scheduling": late,
         "prompts": json.dumps([[case["input_ids"] for case in own] for own in mine]),
     }
 
-    assert run_group("engine_ranks:run", 2, options) == 0
+    assert run_group("engine_ranks:run", 2, options, backend=backend) == 0
 
     ranks = [json.loads((tmp_path / f"ledger-{rank}.json").read_text()) for rank in range(2)]
     for own, rank in zip(mine, ranks, strict=True):

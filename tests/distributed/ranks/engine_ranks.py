@@ -94,8 +94,10 @@ def run(context, options):
         if built.engine.is_stop_agreed:
             break
         num_steps += decision.step_kind is not StepKind.NONE
-        # Moving experts takes collectives of its own.
-        if interval is None or not num_steps or num_steps % interval:
+        # Moving experts takes collectives of its own; with late scheduling a step's collectives
+        # go on when the next one is open.
+        is_moving = interval is not None and num_steps and not num_steps % interval
+        if not settings.late_scheduling and not is_moving:
             rows += check_step(built.ports.ledger, decision, layout, model)
     totals = built.ports.ledger.totals()
     (Path(options["out"]) / f"ledger-{context.rank}.json").write_text(
