@@ -66,3 +66,10 @@ def test_tokens_of_the_bundled_model_are_the_golden_ones(name: str) -> None:
     results = check(TINY, name, count=7, steps=16)
     if LAYOUTS[name].attn_dp > 1:
         assert any(0 in counts for counts in results[0].counts), "one group had no rows"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["b-2x2", "a-2x2-ep2", "plain-2"])
+@pytest.mark.parametrize("model", [HCA8, QUANT], ids=["hca8", "quant"])
+def test_tokens_of_the_other_models_are_the_golden_ones(model: Path, name: str) -> None:
+    check(model, name, count=9, steps=8)
