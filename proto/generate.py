@@ -1,4 +1,4 @@
-"""Regenerate the code of `disagg.v1` beside its .proto files, or check that it is up to date.
+"""Regenerate the code beside the .proto files, or check that it is up to date.
 
     python proto/generate.py            write
     python proto/generate.py --check    exit 1 if a committed file differs from a fresh one
@@ -22,14 +22,15 @@ from grpc_tools import protoc
 
 PINNED_COMPILER = "1.85.1"
 SOURCE_ROOT = Path(__file__).resolve().parent
-PACKAGE = "disagg/v1"
-MESSAGE_PACKAGE = ".disagg.v1."
+PACKAGES = ("disagg/v1", "disagg/facade")
 
 
 def compile_into(out: Path) -> None:
-    """Write all generated files of the package below `out`; raises RuntimeError if protoc fails."""
+    """Write all generated files below `out`; raises RuntimeError if protoc fails."""
     protos = sorted(
-        path.relative_to(SOURCE_ROOT) for path in SOURCE_ROOT.glob(f"{PACKAGE}/*.proto")
+        path.relative_to(SOURCE_ROOT)
+        for package in PACKAGES
+        for path in SOURCE_ROOT.glob(f"{package}/*.proto")
     )
     descriptors = out / "descriptors.bin"
     status = protoc.main(
@@ -48,13 +49,13 @@ def compile_into(out: Path) -> None:
         raise RuntimeError(f"protoc exited with {status}; its messages are above")
     parsed = descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes())
     descriptors.unlink()
-    owner = {m.name: Path(f.name).stem for f in parsed.file for m in f.message_type}
+    owner = {f".{f.package}.{m.name}": Path(f.name) for f in parsed.file for m in f.message_type}
     for file in parsed.file:
-        path = out / PACKAGE / f"{Path(file.name).stem}_pb2_grpc.pyi"
+        path = (out / file.name).with_name(f"{Path(file.name).stem}_pb2_grpc.pyi")
         path.write_text(service_stubs(file, owner), encoding="utf-8")
 
 
-def service_stubs(file: descriptor_pb2.FileDescriptorProto, owner: dict[str, str]) -> str:
+def service_stubs(file: descriptor_pb2.FileDescriptorProto, owner: dict[str, Path]) -> str:
     """The .pyi text of one `_pb2_grpc` module.
 
     A stub over a `grpc.aio.Channel` has other types than one over a `grpc.Channel`: the overloads
@@ -62,8 +63,7 @@ def service_stubs(file: descriptor_pb2.FileDescriptorProto, owner: dict[str, str
     """
 
     def message(full_name: str) -> str:
-        name = full_name.removeprefix(MESSAGE_PACKAGE)
-        return f"{owner[name]}_pb2.{name}"
+        return f"{owner[full_name].stem}_pb2.{full_name.rsplit('.', 1)[1]}"
 
     def call(method: descriptor_pb2.MethodDescriptorProto) -> str:
         kind = ("Stream" if method.client_streaming else "Unary") + (
@@ -73,7 +73,7 @@ def service_stubs(file: descriptor_pb2.FileDescriptorProto, owner: dict[str, str
 
     modules = sorted(
         {
-            message(name).split(".")[0]
+            owner[name]
             for service in file.service
             for method in service.method
             for name in (method.input_type, method.output_type)
@@ -83,7 +83,7 @@ def service_stubs(file: descriptor_pb2.FileDescriptorProto, owner: dict[str, str
     if file.service:
         lines += ["from collections.abc import AsyncIterator", "from typing import overload", ""]
         lines += ["import grpc", "import grpc.aio", ""]
-        lines += [f"from disagg.v1 import {module}" for module in modules]
+        lines += [f"from {'.'.join(path.parent.parts)} import {path.stem}_pb2" for path in modules]
     for service in file.service:
         stub, async_stub = f"{service.name}Stub", f"{service.name}AsyncStub"
         lines += [
@@ -127,7 +127,8 @@ def generated(root: Path) -> dict[str, bytes]:
     """Relative path to content of every generated file below `root`."""
     return {
         str(path.relative_to(root)): path.read_bytes()
-        for path in sorted((root / PACKAGE).glob("*_pb2*.py*"))
+        for package in PACKAGES
+        for path in sorted((root / package).glob("*_pb2*.py*"))
     }
 
 

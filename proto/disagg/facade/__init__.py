@@ -1,0 +1,1 @@
+"""Interfaces that other projects published, as far as this one speaks them."""
