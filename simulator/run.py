@@ -4,8 +4,11 @@ One heap of events, one virtual clock. A request walks as it does live: placed b
 weight put on both members, its prefix loaded, prefilled in steps, published, fetched by decode,
 decoded. What the balancer knows comes from heartbeats and from what it did itself.
 
-    arrive -> place -> (hold ->)* prefill -> first token -> commit -> fetch -> decode -> done
-                   \\-> refused
+    arrive -> admitted -> placed -> prefill -> first token -> commit -> fetch -> decode -> done
+        |     ^           ^
+        |     wait        held until an engine may take it
+        v
+     refused
 """
 
 from __future__ import annotations
@@ -18,15 +21,23 @@ from typing import Any
 
 import numpy as np
 
+from balancer.admission import Admission
+from balancer.admission import Verdict as Admitted
 from balancer.decisions import DecisionRing
+from balancer.journal import recorded_router
 from balancer.members import ExclusionCause
 from balancer.membership import Membership
 from balancer.router import Router
-from balancer.routing.base import Placement, PlacementRequest, Policy, Verdict
+from balancer.routing.base import Placement, PlacementRequest, Verdict
+from balancer.routing.options import RoutingOptions
+from balancer.routing.policies import make_policy
+from balancer.routing.shares import Shares
 from balancer.snapshot import CODE_OF
 from simulator.engines.links import through
 from simulator.engines.prefill import PrefillJob, Progress
 from simulator.machines import Machines
+from simulator.prefix_paths import PrefixPaths
+from simulator.results.collect import collect
 from simulator.results.samples import NAN, Look, RequestRow, Samples
 from simulator.traces.trace import Trace
 
@@ -34,7 +45,7 @@ Report = Callable[[int, int], None]
 """Told how many requests of how many are over."""
 
 _RECORDS = 64  # decisions kept; nobody asks a simulated balancer for old ones
-_STALE_BEATS = 5
+_STALE_BEATS, _FORGET_BEATS = 5, 60
 _MAX_WAIT_S = 60.0  # for room on decode, as in the live balancer's settings
 _LOOKS = 400
 _DRAIN_S = 7 * 86_400.0  # a run that has not ended by then never will
@@ -66,9 +77,10 @@ class Simulation:
 
     Args:
         machines: Fresh ones.
-        policy: A real policy.
-        class_of: Length class of a prompt.
+        policy: Name of a real policy.
+        options: What it is told.
         report: Told about progress.
+        journal: Takes every input of placement, line by line; see `balancer.journal`.
     """
 
     def __init__(
@@ -76,25 +88,44 @@ class Simulation:
         *,
         trace: Trace,
         machines: Machines,
-        policy: Policy,
-        class_of: Callable[[int], int],
-        num_classes: int,
+        policy: str,
+        options: RoutingOptions,
         report: Report | None = None,
+        journal: Callable[[str], None] | None = None,
     ) -> None:
         self._trace, self._machines = trace, machines
-        self._class_of, self._report = class_of, report
+        self._options, self._report = options, report
         front = machines.topology.front
         self._hop_s, self._beat_s = front.hop_ms / 1000, front.heartbeat_s
-        self.members = Membership(
-            stale_after_s=_STALE_BEATS * self._beat_s, forget_after_s=60 * self._beat_s
+        stale_s, forget_s = _STALE_BEATS * self._beat_s, _FORGET_BEATS * self._beat_s
+        if journal is None:
+            self.members = Membership(stale_after_s=stale_s, forget_after_s=forget_s)
+            self.router = Router(
+                members=self.members,
+                policy=make_policy(policy, options),
+                decisions=DecisionRing(_RECORDS),
+            )
+        else:
+            self.members, self.router = recorded_router(
+                journal,
+                policy=policy,
+                options=options,
+                stale_after_s=stale_s,
+                forget_after_s=forget_s,
+                records=_RECORDS,
+            )
+        self.admission = Admission(
+            max_running=front.max_running or machines.max_running * len(machines.decode_ids),
+            max_waiting=front.max_waiting,
+            num_classes=options.num_classes,
         )
-        self.router = Router(members=self.members, policy=policy, decisions=DecisionRing(_RECORDS))
+        self._prefixes = PrefixPaths(machines)
         self.samples = Samples()
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._events = 0
         self._flights: dict[int, _Flight] = {}
         self._held: dict[int, _Flight] = {}
-        self._waiting = [0] * num_classes
+        self._waiting = [0] * options.num_classes
         self._over = 0
         self._sequence = 0
         self._slots = [0] * len(machines.decode_ids)
@@ -122,7 +153,8 @@ class Simulation:
                     f"{next(iter(self._flights.values())).request_id}"
                 )
             action(at, *arguments)
-        return self._collect(last)
+        collect(self.samples, self._machines, self._capacity_s)
+        return self.samples
 
     def _at(self, at: float, action: Callable[..., None], *arguments: Any) -> None:
         self._events += 1
@@ -142,24 +174,46 @@ class Simulation:
 
     def _arrive(self, now: float, key: int) -> None:
         request = self._trace.requests[key]
-        length_class = self._class_of(request.prompt_tokens)
+        length_class = self._options.class_of(request.prompt_tokens)
         row = RequestRow(now, request.prompt_tokens, request.output_tokens, length_class)
         self.samples.rows.append(row)
         flight = self._flights[key] = _Flight(
             key,
-            f"r{key}",
+            str(key),
             row,
             request.blocks,
             max(self._machines.topology.front.max_tokens, request.output_tokens),
         )
         self._waiting[length_class] += 1
+        shared, _ = self._prefixes.lookup(request.blocks, request.prompt_tokens)
+        seconds = self.router.knowledge().quota.seconds(request.prompt_tokens, shared)
+        verdict = self.admission.offer(
+            flight.request_id,
+            priority=0,
+            now=now,
+            length_class=length_class,
+            uncached_tokens=request.prompt_tokens - shared,
+            deadline=self._deadline(flight),
+            needs_s=seconds,
+        )
+        if verdict is Admitted.RUNNING:
+            self._start(now, flight)
+        elif verdict is not Admitted.WAITING:
+            self._refuse(now, flight, verdict.value)
+
+    def _start(self, now: float, flight: _Flight) -> None:
+        """Places an admitted request, or holds it."""
         if not self._place(now, flight):
             self._hold(now, flight)
+
+    def _deadline(self, flight: _Flight) -> float:
+        patience_s = self._machines.topology.front.first_token_s
+        return flight.row.arrived_at + patience_s if patience_s else math.inf
 
     def _place(self, now: float, flight: _Flight) -> bool:
         """Asks the router; returns whether the request is on its way, or refused."""
         full: set[str] = set()
-        shared, local = self._lookup(flight)
+        shared, local = self._prefixes.lookup(flight.blocks, flight.row.prompt_tokens)
         while True:
             record = self.router.place(self._request(flight, full, shared, local), now)
             self.samples.decisions += 1
@@ -195,6 +249,7 @@ class Simulation:
             cached_tokens=shared,
             local_cached=local,
             arrived_at=flight.row.arrived_at,
+            deadline=self._deadline(flight),
         )
 
     def _hold(self, now: float, flight: _Flight) -> None:
@@ -261,7 +316,10 @@ class Simulation:
         own = local.get(name, 0)
         row.cached_tokens = max(own, shared)
         arrives = now + self._hop_s
-        ready = self._load(arrives, flight, prefill, own)
+        ready, num_bytes = self._prefixes.load(
+            arrives, flight.blocks, row.prompt_tokens, prefill, tokens=row.cached_tokens, own=own
+        )
+        self.samples.traffic.prefix_bytes += num_bytes
         job = PrefillJob(
             key=flight.key,
             prompt_tokens=row.prompt_tokens,
@@ -277,55 +335,7 @@ class Simulation:
         flight.row.refused = reason
         self.router.finished(flight.request_id, now)
         self._waiting[flight.row.length_class] -= 1
-        self._end(flight)
-
-    # Prefixes.
-
-    def _lookup(self, flight: _Flight) -> tuple[int, dict[str, int]]:
-        """Cached tokens that any engine can use, and those that single engines hold."""
-        machines, blocks = self._machines, flight.blocks
-        if not blocks:
-            return 0, {}
-        prompt = flight.row.prompt_tokens
-        if machines.topology.store.cache == "shared":
-            return machines.store.matched_tokens(blocks, prompt), {}
-        local = {
-            name: tokens
-            for name, cache in zip(machines.prefill_ids, machines.local, strict=True)
-            if (tokens := cache.matched_tokens(blocks, prompt))
-        }
-        is_pooled = machines.topology.store.cache == "pooled"
-        return max(local.values(), default=0) if is_pooled else 0, local
-
-    def _load(self, now: float, flight: _Flight, prefill: int, own: int) -> float:
-        """Starts loading the cached prefix; returns when it is there."""
-        machines, tokens = self._machines, flight.row.cached_tokens
-        if not tokens:
-            return now
-        if machines.topology.store.cache == "shared":
-            machines.store.touch(flight.blocks, tokens)
-            num_bytes = machines.store.loaded_bytes(tokens)
-            links = (machines.store_out, machines.prefill_in[prefill])
-        else:
-            machines.local[prefill].touch(flight.blocks, tokens)
-            if own >= tokens:
-                return now
-            holder = self._holder(flight, tokens)
-            machines.local[holder].touch(flight.blocks, tokens)
-            num_bytes = machines.local[holder].loaded_bytes(tokens - own)
-            links = (machines.prefill_out[holder], machines.prefill_in[prefill])
-        self.samples.traffic.prefix_bytes += num_bytes
-        return through(num_bytes, now, *links)
-
-    def _holder(self, flight: _Flight, tokens: int) -> int:
-        """Of the engines that hold the prefix, the one whose link is free first."""
-        machines, prompt = self._machines, flight.row.prompt_tokens
-        holders = [
-            engine
-            for engine, cache in enumerate(machines.local)
-            if cache.matched_tokens(flight.blocks, prompt) >= tokens
-        ]
-        return min(holders, key=lambda engine: machines.prefill_out[engine].wait_s(0.0))
+        self._end(now, flight)
 
     # Prefill.
 
@@ -376,10 +386,7 @@ class Simulation:
         traffic = self.samples.traffic
         traffic.prompt_tokens += row.prompt_tokens
         traffic.cached_tokens += row.cached_tokens
-        if flight.blocks:
-            is_shared = machines.topology.store.cache == "shared"
-            cache = machines.store if is_shared else machines.local[flight.prefill]
-            cache.store(flight.blocks, row.prompt_tokens)
+        self._prefixes.store(flight.blocks, row.prompt_tokens, flight.prefill)
         self.members.unassign(machines.prefill_ids[flight.prefill], flight.request_id, now=now)
         self.router.prefill_ended(
             flight.request_id, now, compute_s=compute_s, cached_tokens=row.cached_tokens
@@ -431,11 +438,15 @@ class Simulation:
         name = self._machines.decode_ids[flight.decode]
         self.members.unassign(name, flight.request_id, now=now)
         self.router.finished(flight.request_id, now, output_tokens=flight.row.output_tokens)
-        self._end(flight)
+        self._end(now, flight)
 
-    def _end(self, flight: _Flight) -> None:
+    def _end(self, now: float, flight: _Flight) -> None:
         del self._flights[flight.key]
         self._over += 1
+        for request_id in self.admission.release(flight.request_id, now):
+            self._start(now, self._flights[int(request_id)])
+        for request_id in self.admission.take_late():
+            self._refuse(now, self._flights[int(request_id)], Admitted.TOO_LATE.value)
         total = len(self._trace.requests)
         if self._report is not None and (self._over % max(1, total // 200) == 0):
             self._report(self._over, total)
@@ -450,31 +461,18 @@ class Simulation:
             Look(
                 at=now,
                 waiting=tuple(self._waiting),
-                engines=(),
+                engines=self._engines(),
                 imbalance=(_imbalance(requests), _imbalance(kv)),
             )
         )
         self._at(now + every_s, self._look, every_s)
 
-    def _collect(self, last_arrival: float) -> Samples:
-        samples, machines = self.samples, self._machines
-        rows = samples.rows
-        ended = max((row.finished_at for row in rows if row.finished_at > 0), default=last_arrival)
-        samples.ended_at = max(ended, last_arrival)
-        prefilled = max((row.first_at for row in rows if row.first_at > 0), default=last_arrival)
-        span = max(prefilled, 1e-9)
-        samples.prefill_fill = self._capacity_s / (len(machines.prefill_ids) * span)
-        busy = [group.busy_share(span) for group in machines.prefill_groups]
-        samples.prefill_busy = sum(busy) / len(busy)
-        decode = [group.busy_s for group in machines.decode_groups]
-        samples.decode_busy = sum(decode) / (len(decode) * max(samples.ended_at, 1e-9))
-        samples.store_busy = machines.store_out.busy_s / max(samples.ended_at, 1e-9)
-        samples.traffic.evicted_blocks = machines.store.evicted_blocks + sum(
-            cache.evicted_blocks for cache in machines.local
-        )
-        for group in machines.decode_groups:
-            samples.gaps += [(spell.step_s, spell.tokens) for spell in group.spells]
-        return samples
+    def _engines(self) -> tuple[int, ...]:
+        """Prefill engines by length class; nothing for policies without classes."""
+        own = self.router.knowledge().own
+        if isinstance(own, Shares) and own.class_of:
+            return tuple(own.counts(len(self._waiting)))
+        return ()
 
 
 def _imbalance(values: np.ndarray) -> float:

@@ -65,14 +65,15 @@ def default_cluster(trace: Trace, topology: Topology) -> tuple[Topology, float]:
     """The cluster for a trace, and the factor on its arrivals that fills it.
 
     Args:
-        topology: Hardware, model and everything that is not sized here.
+        topology: Hardware, model and everything that is not sized here; it has as many prefill
+            groups as the result has at least.
 
     Raises:
         TopologyError: no number of decode groups would do.
     """
     demand = demand_of(trace, Machines(topology))
     per_group = topology.prefill.ranks
-    groups = max(1, math.ceil(demand.engines / (FILL * per_group)))
+    groups = max(topology.prefill.groups, math.ceil(demand.engines / (FILL * per_group)))
     factor = FILL * groups * per_group / demand.engines
     sized = dataclasses.replace(
         topology, prefill=dataclasses.replace(topology.prefill, groups=groups)

@@ -97,6 +97,9 @@ class FrontPlan:
         expert_skew: Load of the busiest expert rank over the mean.
         replay_tokens: Rows kept by decoder replay; 0 for off.
         max_model_len: Longest prompt and answer; 0 for what the model takes.
+        max_running: Requests admitted at once; 0 for as many as decode has slots.
+        max_waiting: Requests that may wait for admission.
+        first_token_s: Seconds a caller waits for the first token; 0 for as long as it takes.
     """
 
     max_tokens: int = 2048
@@ -105,6 +108,9 @@ class FrontPlan:
     expert_skew: float = 1.1
     replay_tokens: int = 0
     max_model_len: int = 0
+    max_running: int = 0
+    max_waiting: int = 100_000
+    first_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +206,7 @@ def _text(raw: Mapping[str, Any], name: str, default: str) -> str:
 
 
 _MAY_BE_ZERO = {"cache_bytes", "hop_ms", "replay_tokens", "max_model_len", "capacity_bytes"}
+_MAY_BE_ZERO |= {"max_running", "max_waiting", "first_token_s"}
 _LARGEST = {"groups": 4096, "ranks": 4096, "attn_tp": 64}
 
 

@@ -21,6 +21,8 @@ def report(samples: Samples, slo: Slo, class_names: Sequence[str]) -> dict[str, 
     second = [row.second_at - row.first_at for row in done if row.output_tokens > 1]
     gaps = [*samples.gaps, *((gap, 1) for gap in second)]
     traffic = samples.traffic
+    # After the last arrival the cluster only empties; nobody balances that.
+    looks = [look for look in samples.looks if look.at <= rows[-1].arrived_at] or samples.looks
     found = {
         "ttft": quantiles([row.ttft_s for row in rows]),
         "tpot": quantiles([row.tpot_s for row in done]),
@@ -31,8 +33,8 @@ def report(samples: Samples, slo: Slo, class_names: Sequence[str]) -> dict[str, 
         "completed": len(done),
         "rejected": sum(bool(row.refused) for row in rows),
         "imbalance": {
-            "requests": quantiles([look.imbalance[0] for look in samples.looks])["mean"],
-            "kv": quantiles([look.imbalance[1] for look in samples.looks])["mean"],
+            "requests": quantiles([look.imbalance[0] for look in looks])["mean"],
+            "kv": quantiles([look.imbalance[1] for look in looks])["mean"],
         },
         "ttft_under_16k": quantiles(short),
         "utilisation": {

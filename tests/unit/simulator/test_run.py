@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from balancer.routing.options import RoutingOptions
-from balancer.routing.policies import make_policy
 from simulator.machines import Machines
 from simulator.results.samples import Samples
 from simulator.run import Simulation, SimulationError
@@ -31,9 +30,8 @@ def simulate(
     return Simulation(
         trace=trace,
         machines=Machines(parse_topology(raw or SMALL)),
-        policy=make_policy(policy, OPTIONS),
-        class_of=OPTIONS.class_of,
-        num_classes=OPTIONS.num_classes,
+        policy=policy,
+        options=OPTIONS,
     ).run()
 
 
@@ -117,9 +115,28 @@ def test_a_slow_network_delays_the_second_token() -> None:
 
 
 def test_requests_wait_for_slots_and_all_get_one() -> None:
-    samples = simulate(CONVERSATION.faster(8), {"decode": {"ranks": 8, "max_running": 1}})
+    raw = {"decode": {"ranks": 8, "max_running": 1}, "front": {"max_running": 1000}}
+    samples = simulate(CONVERSATION.faster(8), raw)
     assert samples.held > 0
     assert all(row.refused or not math.isnan(row.finished_at) for row in samples.rows)
+
+
+def test_admission_bounds_what_runs_and_what_waits() -> None:
+    samples = simulate(
+        CONVERSATION.faster(8), SMALL | {"front": {"max_running": 2, "max_waiting": 20}}
+    )
+    refused = [row for row in samples.rows if row.refused]
+    assert {row.refused for row in refused} == {"refused"}
+    assert 0 < len(refused) < len(samples.rows)
+    assert samples.decisions == len(samples.rows) - len(refused)
+
+
+def test_callers_without_patience_are_refused_at_once_or_in_the_queue() -> None:
+    raw = SMALL | {"front": {"max_running": 2, "first_token_s": 3.0}}
+    samples = simulate(CONVERSATION.faster(8), raw)
+    late = [row for row in samples.rows if row.refused == "too late"]
+    assert late
+    assert all(row.ttft_s < 10.0 for row in samples.rows if not row.refused)
 
 
 def test_what_no_engine_can_take_is_refused() -> None:

@@ -28,11 +28,12 @@ def samples() -> Samples:
     found = Samples(
         rows=[row(1.0, 0.01), row(5.0, 0.01), row(1.0, 0.09), row(2.9, 0.01, tokens=16_384)]
     )
-    found.rows.append(RequestRow(0.0, 50, 5, 0, refused="late"))
+    found.rows.append(RequestRow(1.0, 50, 5, 0, refused="late"))
     found.gaps = [(0.01, 36)]
     found.looks = [
         Look(at=0.0, waiting=(1, 0), engines=(), imbalance=(1.0, 2.0)),
         Look(at=1.0, waiting=(0, 0), engines=(), imbalance=(3.0, float("nan"))),
+        Look(at=9.0, waiting=(0, 0), engines=(), imbalance=(64.0, 64.0)),  # nothing arrives
     ]
     found.traffic.prompt_tokens, found.traffic.cached_tokens = 1000, 250
     return found
