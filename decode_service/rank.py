@@ -21,7 +21,7 @@ from serving.rank import Parts, Role, Service
 
 def open_service(parts: Parts[DecodeSettings]) -> Service:
     """Builds the path of a sequence and its servicer."""
-    publish_events(parts.settings.events, parts.store, parts.clock)
+    add_events = publish_events(parts.settings.events, parts.store, parts.clock)
     fetch = parts.settings.fetch
     path = DecodePath(
         engine=parts.engine,
@@ -55,6 +55,7 @@ def open_service(parts: Parts[DecodeSettings]) -> Service:
 
     def register(server: grpc.aio.Server) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, server)
+        add_events(server)
 
     return Service(register=register, statistics=path.statistics, on_tick=path.expire_credits)
 

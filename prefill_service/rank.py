@@ -19,7 +19,7 @@ from serving.rank import Parts, Role, Service
 
 def open_service(parts: Parts[PrefillSettings]) -> Service:
     """Builds the path of a prompt and its servicer."""
-    publish_events(parts.settings.events, parts.store, parts.clock)
+    add_events = publish_events(parts.settings.events, parts.store, parts.clock)
     publish = parts.settings.publish
     path = PrefillPath(
         engine=parts.engine,
@@ -38,6 +38,7 @@ def open_service(parts: Parts[PrefillSettings]) -> Service:
 
     def register(server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
+        add_events(server)
 
     return Service(register=register, statistics=path.statistics)
 

@@ -59,6 +59,8 @@ class Reason(enum.StrEnum):
     STREAM_INTERRUPTED = "STREAM_INTERRUPTED"
     INVARIANT_BROKEN = "INVARIANT_BROKEN"
     DUPLICATE_REQUEST = "DUPLICATE_REQUEST"
+    EVENTS_LOST = "EVENTS_LOST"
+    EVENTS_GONE = "EVENTS_GONE"
 
 
 class Retry(enum.Enum):
@@ -227,7 +229,15 @@ class Corrupt(DisaggError):
     code = grpc.StatusCode.DATA_LOSS
     http_status = 500
     retry = Retry.RECOMPUTE
-    reasons = (Reason.CHECKSUM_DIFFERS,)
+    reasons = (Reason.CHECKSUM_DIFFERS, Reason.EVENTS_LOST)
+
+
+class OutOfRange(DisaggError):
+    """What was asked for is not kept any more, or does not exist yet."""
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+    http_status = 400
+    reasons = (Reason.EVENTS_GONE,)
 
 
 class Bug(DisaggError):
@@ -251,6 +261,7 @@ CLASSES: tuple[type[DisaggError], ...] = (
     TooLate,
     CallerLeft,
     Corrupt,
+    OutOfRange,
     Bug,
 )
 CLASS_OF_REASON: Mapping[Reason, type[DisaggError]] = {

@@ -1,9 +1,14 @@
-"""KV events of a rank: what its store client sees becomes vLLM's stream over ZeroMQ.
+"""KV events of a rank: what its store client sees becomes vLLM's stream over ZeroMQ, and gRPC's.
 
 Each rank binds sockets of its own, at the configured ports plus its number, as routers of vLLM's
 events expect it of data-parallel ranks. Off unless an address is configured.
 """
 
+from collections.abc import Callable
+
+import grpc.aio
+
+from disagg.v1 import events_pb2_grpc
 from kvstore.events.announcer import Announcer
 from kvstore.store import KvStore
 from runtime.clock import Clock
@@ -27,16 +32,26 @@ class EventsSettings(Settings):
     token_ids: bool = setting(True, help="events carry the token ids of their blocks")
 
 
-def publish_events(settings: EventsSettings, store: KvStore, clock: Clock) -> None:
+def _nothing(_server: grpc.aio.Server) -> None:
+    """No events, no face."""
+
+
+def publish_events(
+    settings: EventsSettings, store: KvStore, clock: Clock
+) -> Callable[[grpc.aio.Server], None]:
     """Publishes what a rank's store client does until the client is closed.
+
+    Returns:
+        Adds the gRPC form of the events to a server; does nothing without events.
 
     Raises:
         ListenError: An address cannot be bound, or the extra `events` is not installed.
     """
     if not settings.endpoint:
-        return
+        return _nothing
     try:
         from kvstore.events.publisher import ZmqPublisher
+        from serving.watch import KvEventServicer
     except ImportError as error:
         raise ListenError(
             f"events.endpoint is {settings.endpoint!r}, but pyzmq is not installed: install the "
@@ -53,10 +68,11 @@ def publish_events(settings: EventsSettings, store: KvStore, clock: Clock) -> No
         )
     except OSError as error:
         raise ListenError(f"events: {error}; choose other addresses") from error
-    store.listen(
-        Announcer(publisher.publish, with_token_ids=settings.token_ids, end=publisher.close)
-    )
+    announcer = Announcer(publisher.publish, with_token_ids=settings.token_ids, end=publisher.close)
+    store.listen(announcer)
+    servicer = KvEventServicer(publisher.ring, announcer)
     _log.info("events.published", endpoint=publisher.endpoint, replay=publisher.replay_endpoint)
+    return lambda server: events_pb2_grpc.add_KvEventServiceServicer_to_server(servicer, server)
 
 
 def at_rank(endpoint: str, rank: int) -> str:

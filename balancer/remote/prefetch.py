@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+import grpc
 import grpc.aio
 
 from disagg.v1 import decode_pb2, decode_pb2_grpc
@@ -72,6 +73,8 @@ class GrpcPrefetch:
         try:
             await self._call
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return "unknown_call"  # a member of an older release
             return from_rpc_error(error).reason.lower()
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -130,6 +130,12 @@ class Announcer:
             names = tuple(block_hash.low64(name) for name in hashes)
             self._publish([BlockRemoved(block_hashes=names)])
 
+    def snapshot(self) -> list[int]:
+        """Low 64 bits of the names that were announced and not removed, as far as remembered."""
+        with self._lock:
+            names = list(self._announced)
+        return [block_hash.low64(name) for name in names]
+
     def close(self) -> None:
         """See `StoreListener`."""
         self._end()

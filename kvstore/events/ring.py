@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 DEFAULT_CAPACITY = 10_000
 
@@ -27,6 +29,7 @@ class Ring:
         self._batches: deque[bytes] = deque(maxlen=capacity)
         self._lock = threading.Lock()
         self._next = 0
+        self._watchers: list[Callable[[], None]] = []
 
     @property
     def next_number(self) -> int:
@@ -39,7 +42,21 @@ class Ring:
         with self._lock:
             self._batches.append(batch)
             self._next += 1
-            return self._next - 1
+            number, watchers = self._next - 1, tuple(self._watchers)
+        for tell in watchers:
+            tell()
+        return number
+
+    @contextmanager
+    def watched(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Calls `tell` after each batch, on the thread that brought it, while the body runs."""
+        with self._lock:
+            self._watchers.append(tell)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watchers.remove(tell)
 
     def since(self, number: int) -> list[tuple[int, bytes]]:
         """All batches from a number on.

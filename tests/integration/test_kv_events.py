@@ -12,7 +12,13 @@ import pytest
 import redis
 
 from disagg import block_hash
-from disagg.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
+from disagg.v1 import (
+    common_pb2,
+    events_pb2,
+    events_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
 from kvstore import embedded
 from tests.fakes.processes import ROOT, service
 
@@ -113,6 +119,23 @@ async def test_a_longer_prompt_tells_what_is_new_behind_what_is_known(prefill: S
     low = [block_hash.low64(name) for name in block_hash.chain(tokens, BLOCK)]
     assert first["block_hashes"] == low[:2]
     assert (second["parent_block_hash"], second["block_hashes"]) == (low[1], low[2:])
+
+
+async def test_the_same_events_come_over_grpc(prefill: Service) -> None:
+    tokens = [600 + idx for idx in range(2 * BLOCK)]
+    low = [block_hash.low64(name) for name in block_hash.chain(tokens, BLOCK)]
+    async with grpc.aio.insecure_channel(prefill.address) as channel:
+        stub = events_pb2_grpc.KvEventServiceStub(channel)
+        call = stub.WatchEvents(events_pb2.WatchEventsRequest(), timeout=BOUND_S)
+        snapshot = (await call.read()).snapshot
+        assert snapshot.is_last
+        assert not set(low) & set(snapshot.block_hashes)
+        await prefill.prefill("watched", tokens)
+        batch = (await call.read()).batch
+        assert batch.sequence == snapshot.next_sequence
+        assert list(batch.events[0].stored.block_hashes) == low
+        assert list(batch.events[0].stored.token_ids) == tokens
+        call.cancel()
 
 
 async def test_a_block_that_a_read_finds_damaged_is_removed(prefill: Service) -> None:

@@ -41,6 +41,8 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_STREAM_INTERRUPTED: _ClassVar[ErrorReason]
     ERROR_REASON_INVARIANT_BROKEN: _ClassVar[ErrorReason]
     ERROR_REASON_DUPLICATE_REQUEST: _ClassVar[ErrorReason]
+    ERROR_REASON_EVENTS_LOST: _ClassVar[ErrorReason]
+    ERROR_REASON_EVENTS_GONE: _ClassVar[ErrorReason]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -79,6 +81,8 @@ ERROR_REASON_CHECKSUM_DIFFERS: ErrorReason
 ERROR_REASON_STREAM_INTERRUPTED: ErrorReason
 ERROR_REASON_INVARIANT_BROKEN: ErrorReason
 ERROR_REASON_DUPLICATE_REQUEST: ErrorReason
+ERROR_REASON_EVENTS_LOST: ErrorReason
+ERROR_REASON_EVENTS_GONE: ErrorReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

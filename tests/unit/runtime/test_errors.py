@@ -39,6 +39,8 @@ def test_every_reason_belongs_to_one_class() -> None:
         (Reason.LEASE_LOST, "ABORTED", 409, True),
         (Reason.KV_LAYOUT_DIFFERS, "FAILED_PRECONDITION", 500, False),
         (Reason.CHECKSUM_DIFFERS, "DATA_LOSS", 500, True),
+        (Reason.EVENTS_LOST, "DATA_LOSS", 500, True),
+        (Reason.EVENTS_GONE, "OUT_OF_RANGE", 400, False),
         (Reason.INVARIANT_BROKEN, "INTERNAL", 500, False),
     ],
 )
@@ -55,7 +57,9 @@ def test_the_first_reason_is_the_default() -> None:
 
 
 def test_a_reason_of_another_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="Corrupt has the reasons CHECKSUM_DIFFERS, not DRAINING"):
+    with pytest.raises(
+        ValueError, match="Corrupt has the reasons CHECKSUM_DIFFERS, EVENTS_LOST, not"
+    ):
         errors.Corrupt("x", reason=Reason.DRAINING)
 
 
@@ -123,7 +127,7 @@ def test_a_class_is_registered_once(error_map: ErrorMap) -> None:
 def test_classes_that_never_help_say_so() -> None:
     assert {cls.__name__ for cls in CLASSES if cls.retry is Retry.NEVER} == {
         *("InvalidRequest", "Denied", "Forbidden", "AlreadyRunning", "Mismatch", "TooLate"),
-        *("CallerLeft", "Bug"),
+        *("CallerLeft", "OutOfRange", "Bug"),
     }
 
 

@@ -33,7 +33,9 @@ ROWS = {
     "INVARIANT_BROKEN": (500, "server_error", "internal_error"),
     "DUPLICATE_REQUEST": (409, "invalid_request_error", "duplicate_request"),
 }
-INTERNAL = {"CALLER_LEFT", "BLOCK_EVICTED", "LEASE_LOST", "STALE_ATTEMPT"}  # no user sees them
+# No user sees them.
+INTERNAL = {"CALLER_LEFT", "BLOCK_EVICTED", "LEASE_LOST", "STALE_ATTEMPT"}
+INTERNAL |= {"EVENTS_LOST", "EVENTS_GONE"}
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - INTERNAL))

@@ -38,6 +38,9 @@ FINAL = {
     Reason.DEADLINE,
     Reason.CALLER_LEFT,
     Reason.INVARIANT_BROKEN,
+    # Of streams that no leg of a request reads.
+    Reason.EVENTS_LOST,
+    Reason.EVENTS_GONE,
 }
 
 

@@ -113,3 +113,28 @@ def test_runs_of_new_blocks_are_events_of_their_own(events: list[Event]) -> None
         block_hash.low64(names[2]),
     ]
     assert {event.token_ids for event in found} == {()}
+
+
+def test_a_snapshot_holds_what_was_announced_and_not_removed() -> None:
+    announcer = Announcer(lambda _events: None)
+    announcer.blocks_stored(PROMPT.hashes, 4, ())
+    announcer.blocks_removed(PROMPT.hashes[1:2])
+    assert announcer.snapshot() == [LOW[0], LOW[2]]
+
+
+def test_the_listener_ends_with_its_store(raw: RawMemory) -> None:
+    ended: list[str] = []
+    store = KvStore(raw.backend, small_config(), fingerprint=FINGERPRINT, clock=ManualClock())
+    store.close()
+    store.listen(Announcer(lambda _events: None, end=lambda: ended.append("end")))
+    store.close()
+    assert ended == ["end"]
+
+
+def test_a_listener_may_come_late(raw: RawMemory) -> None:
+    events: list[Event] = []
+    store = KvStore(raw.backend, small_config(), fingerprint=FINGERPRINT, clock=ManualClock())
+    hand_over(store, PROMPT)
+    store.listen(Announcer(events.extend))
+    hand_over(store, PROMPT)
+    assert [type(event) for event in events] == [BlockStored]

@@ -18,3 +18,12 @@ def test_batches_are_numbered_and_the_last_ones_kept() -> None:
     assert caught.value.first == 2
     assert ring.kept_since(0) == ring.since(2)
     assert ring.kept_since(4) == [(4, b"4")]
+
+
+def test_whoever_watches_is_told_of_each_batch() -> None:
+    ring, told = Ring(), []
+    with ring.watched(lambda: told.append(ring.next_number)):
+        ring.append(b"a")
+        ring.append(b"b")
+    ring.append(b"c")
+    assert told == [1, 2]
