@@ -130,6 +130,15 @@ class HandoffSettings(Settings):
     )
 
 
+class FacadeSettings(Settings):
+    """The face for gateways that speak `vllm.grpc.engine`."""
+
+    enabled: bool = setting(True, help="serve it on the gRPC port")
+    kv_connector: str = setting(
+        "SharedStorageConnector", help="name of a store connector that the gateway knows"
+    )
+
+
 class RoutingSettings(Settings):
     """Placement."""
 
@@ -167,6 +176,7 @@ class BalancerSettings(Settings):
     handoff: HandoffSettings = HandoffSettings()
     routing: RoutingSettings = RoutingSettings()
     http: HttpSettings = HttpSettings()
+    facade: FacadeSettings = FacadeSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

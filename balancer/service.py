@@ -17,6 +17,9 @@ from typing import Protocol, TextIO
 from balancer.admission import Admission
 from balancer.config import BalancerSettings, LimitSettings
 from balancer.decisions import DecisionRing
+from balancer.facade.face import ENGINE_GENERATE, VllmEngineFace
+from balancer.facade.face import SERVICE as ENGINE_SERVICE
+from balancer.facade.face import Parts as FacadeParts
 from balancer.http.app import make_app
 from balancer.http.generation import Parts
 from balancer.http.server import serving
@@ -42,6 +45,7 @@ from balancer.server import (
     text_error,
 )
 from balancer.text import TextCodec, TextError
+from disagg.facade import vllm_engine_pb2_grpc
 from disagg.v1 import (
     admin_pb2_grpc,
     generation_pb2_grpc,
@@ -137,6 +141,8 @@ class Balancer:
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(
             RoutingFace(pipeline=self.pipeline, intake=self.intake), server
         )
+        if self.settings.facade.enabled:
+            vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._facade(version), server)
         membership_pb2_grpc.add_MembershipServiceServicer_to_server(
             MembershipFace(
                 members=self.members,
@@ -148,6 +154,24 @@ class Balancer:
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminFace(host=self.host, version=version, statistics=self.statistics), server
+        )
+
+    def _facade(self, version: str) -> VllmEngineFace:
+        return VllmEngineFace(
+            FacadeParts(
+                pipeline=self.pipeline,
+                running=self.running,
+                intake=self.intake,
+                members=self.members,
+                host=self.host,
+                clock=self.clock,
+                metrics=self.metrics,
+                directory=self.settings.model.path,
+                kv_connector=self.settings.facade.kv_connector,
+                max_running=self.settings.admission.max_running,
+                fingerprint=self.fingerprint,
+                version=version,
+            )
         )
 
     @asynccontextmanager
@@ -302,8 +326,12 @@ def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics, errors: Er
         role="balancer",
         clock=clock,
         metrics=metrics,
-        work=frozenset({GENERATE, ROUTE}),
-        services=(*SERVICES, ROUTING_SERVICE),
+        work=frozenset({GENERATE, ROUTE, ENGINE_GENERATE}),
+        services=(
+            *SERVICES,
+            ROUTING_SERVICE,
+            *((ENGINE_SERVICE,) if settings.facade.enabled else ()),
+        ),
         listen=settings.listen,
         drain=settings.drain,
         errors=errors,
