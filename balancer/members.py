@@ -15,6 +15,9 @@ class Role(enum.Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    # By identity: the hash of `Enum` is a Python call, and every decision looks things up by role.
+    __hash__ = object.__hash__
+
 
 class ExclusionCause(enum.Enum):
     """Why a member is no candidate."""
@@ -33,6 +36,8 @@ class ExclusionCause(enum.Enum):
     MOVING = "serves its old queue before it moves to this length class"
     BUSY = "cannot start now"
     TOO_SLOW = "would miss the latency target"
+
+    __hash__ = object.__hash__  # as for `Role`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ starvation bound (`starvation_s`) and the least wait among a class's engines as 
     no own engine, idle ones           those
     no own engine, none idle           hold, until S after arrival; then every engine
 
-An engine is lent to work longer than S only if another engine of its class, one that waits at most
-S, stays behind. So starvation is bounded both ways: a loan never leaves the lender's wait above the
-larger of S and the borrower's wait (long work never starves short work, short work never long),
-and a request of a class without engines is placed within S of its arrival. The floor of `shares`
-gives every class an engine when there are enough of them.
+An engine is lent to work longer than S only if it is prompt, i.e. waits at most S, and another
+prompt engine of its class stays behind. So starvation is bounded both ways: a loan never leaves the
+lender's wait above the larger of S and the borrower's wait (long work never starves short work,
+short work never long), and a request of a class without engines is placed within S of its arrival.
+The floor of `shares` gives every class an engine when there are enough of them.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _can_be_lent(
         return lent
     is_prompt = others & (waits <= bound_s)
     num_prompt = np.bincount(served[is_prompt], minlength=case.options.num_classes)
-    stays: Mask = num_prompt[served] - is_prompt > 0
-    return lent & stays
+    spared: Mask = lent & is_prompt & (num_prompt[served] > 1)
+    return spared
 
 
 def _shares(case: Case) -> Shares:

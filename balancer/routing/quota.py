@@ -5,10 +5,11 @@
 The three coefficients start from the model's FLOP count at an assumed speed and are then fitted by
 least squares with forgetting and without negative values. Three guards keep the fit sane:
 
-- errors are relative, so a million-token prompt does not silence a thousand short ones;
+- errors are relative to the larger of the measured and the expected time, so a million-token
+  prompt does not silence a thousand short ones, and no single time has much to say;
 - a weak pull (`_RIDGE`) towards the shape of the FLOP count at the speed measured so far fills in
   what the prompts of the moment do not show, e.g. the quadratic part when all are short;
-- a time that is not positive and finite is dropped, one far too short is cut off.
+- a time that is not positive and finite is dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import numpy as np
 
 _RIDGE = 1e-5  # of one measurement's weight
 _MIN_SHARE = 0.02  # of what the speed alone predicts; keeps every token at some price
-_MIN_RATIO = 1 / 8  # measured over predicted; what is below is taken for this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +106,6 @@ class QuotaFit:
             self.num_dropped += 1
             return
         self.num_taken += 1
-        if self.num_taken > 1:
-            measured_s = max(
-                measured_s, _MIN_RATIO * self._model.seconds(num_tokens, cached_tokens)
-            )
         new = num_tokens - cached_tokens
         parts = np.array(
             [
@@ -121,9 +117,11 @@ class QuotaFit:
         self._weight = self._weight * self._forgetting + 1.0
         step = math.log(measured_s / float(parts.sum())) - self._log_speed
         self._log_speed += step / self._weight
-        relative = parts / measured_s
+        expected_s = self._model.seconds(num_tokens, cached_tokens)
+        scale_s = max(measured_s, expected_s if self.num_taken > 1 else 0.0)
+        relative = parts / scale_s
         self._gram = self._gram * self._forgetting + np.outer(relative, relative)
-        self._sums = self._sums * self._forgetting + relative
+        self._sums = self._sums * self._forgetting + relative * (measured_s / scale_s)
         self._solve()
 
     def _solve(self) -> None:

@@ -30,6 +30,7 @@ def view(
     *,
     requests: int = 0,
     tokens: int = 0,
+    quota_s: float = 0.0,
     exclusion: Any = None,
     **fields: Any,
 ) -> MemberView:
@@ -39,6 +40,7 @@ def view(
         age_s=0.1,
         outstanding_requests=requests,
         outstanding_tokens=tokens,
+        outstanding_quota_s=quota_s,
         exclusion=exclusion,
     )
 

@@ -72,6 +72,7 @@ def test_without_a_pair_the_reason_names_everyone() -> None:
 loads = st.tuples(st.integers(0, 8), st.integers(0, 880))
 
 
+@pytest.mark.medium
 @settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(POLICIES)),
