@@ -25,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 # The order of the stages; the first failure is the message.
 TESTS := $(wildcard tests/test_architecture.py tests/unit tests/contract tests/property \
 	tests/golden tests/distributed tests/integration)
-BENCHMARKS := engine serving dispatch kv_transfer balancer
+BENCHMARKS := engine serving overlap dispatch kv_transfer balancer
 
 .PHONY: venv demo test test-slow lint bench proto clean
 .DEFAULT_GOAL := test
