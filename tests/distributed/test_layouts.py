@@ -46,17 +46,16 @@ def serve(
     for engine in range(engines):
         found = ranks[engine * run.engine_size]["tokens"]
         assert found == expected[engine::engines], f"engine {engine} of {layout}"
-    check_logs(run, ranks)
+    check_digests(run, ranks)
     return ranks
 
 
-def check_logs(run, ranks):
+def check_digests(run, ranks):
     """All members of a channel have the same log."""
-    for rank, found in enumerate(ranks):
+    for rank in range(len(ranks)):
         for channel in run.layout.channels(rank, has_domain=not run.all_to_all):
-            others = {ranks[member]["digests"].get(channel.purpose) for member in channel.members}
-            assert len(others) == 1, (rank, channel.purpose)
-        assert found["counts"]
+            logs = {ranks[member]["digests"].get(channel.purpose) for member in channel.members}
+            assert len(logs) == 1, (rank, channel.purpose)
 
 
 @pytest.mark.medium
@@ -132,6 +131,53 @@ def test_engines_without_prompts_serve_their_peers(tmp_path, monkeypatch):
     for rank in ranks:
         assert rank["counts"]["experts/dispatch"] == counts["experts/dispatch"]
         assert rank["counts"]["sequence/all_gather"] == counts["sequence/all_gather"]
+
+
+@pytest.mark.medium
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("layout", "late"), [("dp=2,cp=2,ep=4", True), ("dp=2,attn_tp=2,path=a", False)]
+)
+def test_chaos_leaves_equal_memory_on_all_ranks_of_an_engine(layout, late, tmp_path, monkeypatch):
+    check_chaos(layout, 200, tmp_path, monkeypatch, late=late)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "layout", ["dp=2,cp=2,ep=4", "dp=2,attn_tp=2,path=b", "dp=2,attn_tp=2,path=a"]
+)
+def test_chaos_of_5000_steps_leaves_equal_memory(layout, tmp_path, monkeypatch):
+    check_chaos(layout, 5000, tmp_path, monkeypatch, late=True)
+
+
+def check_chaos(layout, steps, tmp_path, monkeypatch, *, late):
+    """Preempted, resumed and given-up sequences on ranks that share an engine's rows or heads."""
+    monkeypatch.syspath_prepend(RANKS)
+    run = parse_layout(layout)
+    given = {
+        # Blocks of 32 tokens, so that sequences grow from page to page.
+        "model": str(GOLDEN / "v4_hca8"),
+        "layout": layout,
+        "out": str(tmp_path),
+        "steps": steps,
+        "seed": 11,
+        "late": late,
+    }
+    assert run_group("layout_ranks:chaos", run.layout.world_size, given) == 0
+    ranks = [
+        json.loads((tmp_path / f"chaos-{rank}.json").read_text())
+        for rank in range(run.layout.world_size)
+    ]
+    for engine in range(run.layout.num_engines):
+        first = engine * run.engine_size
+        members = ranks[first : first + run.engine_size]
+        # Images that were swapped in, emptied slots and dropped rows reached every member.
+        assert len({member["memory"] for member in members}) == 1
+        assert members[0]["placeholders"] > 0
+    check_digests(run, ranks)
+    assert sum(rank["preemptions"] for rank in ranks) > 0
+    assert sum(rank["requests"] for rank in ranks) > steps / 20
 
 
 @pytest.mark.medium

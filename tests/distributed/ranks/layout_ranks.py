@@ -1,12 +1,15 @@
 """Rank side of the layout tests: engines of one or several ranks serve golden prompts."""
 
+import hashlib
 import json
 import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import torch
 
+import engine.build
 from engine.build import BuiltFollower, build_rank
 from engine.config import EngineSettings
 from engine.engine import EngineFailed
@@ -64,8 +67,8 @@ def serve(context, options, on_built=lambda built: None):
         built.follower.follow()
     else:
         layout = built.ports.run.layout
-        engine = context.rank // layout.engine_size
-        prompts = json.loads(options["prompts"])[engine :: layout.num_engines]
+        first = context.rank // layout.engine_size
+        prompts = json.loads(options["prompts"])[first :: layout.num_engines]
         submit(built, prompts, options["tokens"])
         for _ in range(2000):
             if not built.engine.has_work():
@@ -145,6 +148,83 @@ def check_ledger(context, options):
         on_built=lambda built: step.update(ledger=built.ports.ledger, groups=built.ports.groups),
     )
     (Path(options["out"]) / f"checked-{context.rank}").write_text(str(len(checked)))
+
+
+def chaos(context, options):
+    """Random arrivals, aborts and a pool that is too small; logs and memory go to a file."""
+    pools = []
+    kv_pool = engine.build.KvPool
+
+    def recorded(*arguments, **sizes):
+        pools.append(kv_pool(*arguments, **sizes))
+        return pools[-1]
+
+    engine.build.KvPool = recorded
+    # Four pages: two sequences at most, and often not even those.
+    built = build(context, options, num_pages=5, max_num_seqs=3, max_num_batched_tokens=64)
+    facts = {"preemptions": 0, "requests": 0, "placeholders": 0}
+    if isinstance(built, BuiltFollower):
+        built.follower.follow()
+    else:
+        facts = disturb(built, options, np.random.default_rng((options["seed"], context.rank)))
+    totals = built.ports.ledger.totals()
+    (Path(options["out"]) / f"chaos-{context.rank}.json").write_text(
+        json.dumps({**facts, "digests": totals.digests, "memory": digest_of(*pools)})
+    )
+    built.close()
+
+
+def disturb(built, options, generator):
+    """Serves random requests, of which some are given up."""
+    served, live, number = built.engine, [], 0
+    for step in range(options["steps"] + 100):
+        is_open = step < options["steps"]
+        # Engines are busy at different times.
+        quiet = (step // 25) % 3 == 0 and generator.random() < 0.9
+        if is_open and not quiet and len(live) < 6 and generator.random() < 0.4:
+            name = str(number)
+            number += 1
+            served.add(
+                EngineRequest(
+                    request_id=name,
+                    token_ids=tuple(generator.integers(2, 200, generator.integers(1, 40)).tolist()),
+                    sampling=SamplingParams(
+                        max_tokens=int(generator.integers(1, 90)), ignore_eos=True
+                    ),
+                )
+            )
+            live.append(name)
+        if live and (not is_open or generator.random() < 0.02):
+            served.abort(live.pop(int(generator.integers(len(live)))))
+        if not is_open and not served.has_work():
+            served.request_stop()
+        _, events = served.step()
+        for event in events:
+            if getattr(event, "finish_reason", None) and event.request_id in live:
+                live.remove(event.request_id)
+        served.check_integrity()
+        if served.is_stop_agreed:
+            break
+    assert served.is_stop_agreed
+    found = served.statistics()
+    return {
+        "requests": number,
+        "preemptions": found.preemptions,
+        "placeholders": found.placeholder_steps,
+    }
+
+
+def digest_of(pool):
+    """Digest of all KV memory but scratch, which takes the writes of padding rows."""
+    digest = hashlib.sha256()
+    pages = pool.pages_at + pool.layout.entry_rows
+    windows = pool.windows_at + pool.slot_rows
+    parts = [pool.rows[pages : pool.windows_at], pool.rows[windows : pool.scratch_at]]
+    for rings in (pool.rings, pool.index_rings):
+        parts += [ring[len(ring) // pool.num_slots :] for _, ring in sorted(rings.items())]
+    for part in parts:
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def lose_follower(context, options):
