@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int8]
 
+_UNBOUNDED = 1 << 62
+
 CAUSES: tuple[ExclusionCause, ...] = tuple(ExclusionCause)
 CODE_OF: Mapping[ExclusionCause, int] = {cause: i + 1 for i, cause in enumerate(CAUSES)}
 
@@ -39,6 +41,9 @@ class Fixed:
         layouts: Number of the KV layout; equal numbers, equal fingerprints, over both roles.
         max_running: Slots; 0 if the member does not say.
         kv_capacity: KV tokens that fit; 0 if the member does not say.
+        shortest_context: Least `max_model_len`.
+        smallest_capacity: Least `kv_capacity` of those that say one.
+        num_layouts: Above every layout number here.
     """
 
     ids: tuple[str, ...]
@@ -48,6 +53,9 @@ class Fixed:
     max_model_len: Ints
     max_running: Ints
     kv_capacity: Ints
+    shortest_context: int
+    smallest_capacity: int
+    num_layouts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,14 +142,19 @@ def snapshot_of(views: Iterable[MemberView], taken_at: float = 0.0) -> Snapshot:
 def fixed_of(members: Sequence[Member], layouts: dict[bytes, int]) -> Fixed:
     """The fixed columns of members in order of id; `layouts` numbers fingerprints and grows."""
     ids = tuple(member.member_id for member in members)
+    capacities = [member.load.kv_capacity_tokens for member in members]
+    numbers = [layouts.setdefault(member.fingerprint, len(layouts)) for member in members]
     return Fixed(
         ids=ids,
         row_of={member_id: row for row, member_id in enumerate(ids)},
         hashes=np.array([hash_of(member_id) for member_id in ids], dtype=np.uint64),
-        layouts=ints(layouts.setdefault(m.fingerprint, len(layouts)) for m in members),
+        layouts=ints(numbers),
         max_model_len=ints(member.max_model_len for member in members),
         max_running=ints(member.load.max_running for member in members),
-        kv_capacity=ints(member.load.kv_capacity_tokens for member in members),
+        kv_capacity=ints(capacities),
+        shortest_context=min((member.max_model_len for member in members), default=_UNBOUNDED),
+        smallest_capacity=min(filter(None, capacities), default=_UNBOUNDED),
+        num_layouts=1 + max(numbers, default=-1),
     )
 
 

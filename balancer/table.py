@@ -86,14 +86,16 @@ class Table:
             self._lay_out()
         for name in self._changed:
             self._frozen[name] = self._live[name].copy()
+        if "seen_at" in self._changed:
+            self._frozen["oldest"] = float(self._live["seen_at"].min(initial=np.inf))
         self._changed.clear()
         if self._frozen.get("members") is None:
             self._frozen["members"] = tuple(self._members)
         f = self._frozen
-        cause = np.where(now < f["suspect_until"], np.int8(_SUSPECT), np.int8(0))
-        cause = np.where(f["excluded"] != 0, f["excluded"], cause)
-        cause = np.where(now - f["seen_at"] > stale_after_s, np.int8(_STALE), cause)
-        done_s = np.minimum(np.maximum(now - f["head_since"], 0.0), f["head_s"])
+        cause = self._cause(now, stale_after_s)
+        quota_s = f["quota_s"]
+        if self._role is Role.PREFILL:
+            quota_s = quota_s - np.minimum(np.maximum(now - f["head_since"], 0.0), f["head_s"])
         return Columns(
             role=self._role,
             fixed=self._fixed,
@@ -101,12 +103,23 @@ class Table:
             seen_at=f["seen_at"],
             requests=f["requests"],
             tokens=f["tokens"],
-            quota_s=f["quota_s"] - done_s,
+            quota_s=quota_s,
             running=f["running"],
             waiting=f["waiting"],
             cause=cause,
             details=self._details(cause),
         )
+
+    def _cause(self, now: float, stale_after_s: float) -> Any:
+        """Why members take no new work; the frozen column itself if nobody is silent or suspect."""
+        f = self._frozen
+        cause = f["excluded"]
+        if self._suspicions:
+            is_suspect = (now < f["suspect_until"]) & (cause == 0)
+            cause = np.where(is_suspect, np.int8(_SUSPECT), cause)
+        if now - f["oldest"] > stale_after_s:
+            cause = np.where(now - f["seen_at"] > stale_after_s, np.int8(_STALE), cause)
+        return cause
 
     def _details(self, cause: Any) -> Mapping[int, str]:
         """Why members are under suspicion, by row; there are few, if any."""
@@ -139,7 +152,7 @@ class Table:
         if old is None or old.suspect_until != facts.suspect_until:
             self._put("suspect_until", row, facts.suspect_until)
             self._suspicions.pop(row, None)
-            if facts.suspect_cause:
+            if facts.suspect_until > facts.seen_at or facts.suspect_cause:
                 self._suspicions[row] = facts.suspect_cause
         for name in ("requests", "tokens", "quota_s", "head_s", "head_since"):
             value = getattr(facts, name)

@@ -24,9 +24,11 @@ def screen(request: PlacementRequest, snapshot: Snapshot) -> dict[Role, Codes]:
         mark(cause, columns, request.avoid, ExclusionCause.FAILED_BEFORE)
         mark(cause, columns, request.full, ExclusionCause.FULL)
         needed, fixed = request.num_tokens + request.max_new_tokens, columns.fixed
-        exclude(cause, needed > fixed.max_model_len, ExclusionCause.CONTEXT)
-        is_small = (fixed.kv_capacity > 0) & (needed > fixed.kv_capacity)
-        exclude(cause, is_small, ExclusionCause.CAPACITY)
+        if needed > fixed.shortest_context:
+            exclude(cause, needed > fixed.max_model_len, ExclusionCause.CONTEXT)
+        if needed > fixed.smallest_capacity:
+            is_small = (fixed.kv_capacity > 0) & (needed > fixed.kv_capacity)
+            exclude(cause, is_small, ExclusionCause.CAPACITY)
         causes[role] = cause
     return causes
 
@@ -36,18 +38,21 @@ def pair(snapshot: Snapshot, causes: dict[Role, Codes]) -> None:
 
     KV written by one layout is never read by another.
     """
-    layouts = {role: snapshot.of(role).fixed.layouts for role in Role}
-    size = 1 + max((int(column.max()) for column in layouts.values() if len(column)), default=0)
+    sides = [(snapshot.of(role).fixed, causes[role]) for role in Role]
+    size = max(fixed.num_layouts for fixed, _ in sides)
     is_served = np.ones(size, dtype=bool)
-    for role in Role:
-        is_served &= np.bincount(layouts[role][causes[role] == 0], minlength=size) > 0
-    for role in Role:
-        exclude(causes[role], ~is_served[layouts[role]], ExclusionCause.NO_PARTNER)
+    for fixed, cause in sides:
+        is_served &= np.bincount(fixed.layouts[cause == 0], minlength=size) > 0
+    if size > 0 and is_served.all():
+        return
+    for fixed, cause in sides:
+        exclude(cause, ~is_served[fixed.layouts], ExclusionCause.NO_PARTNER)
 
 
 def exclude(cause: Codes, where: np.ndarray, why: ExclusionCause) -> None:
     """Marks rows that are candidates so far."""
-    np.copyto(cause, np.int8(CODE_OF[why]), where=where & (cause == 0))
+    if np.count_nonzero(where):  # mostly nobody is excluded, and this is the cheapest way to see
+        np.copyto(cause, np.int8(CODE_OF[why]), where=where & (cause == 0))
 
 
 def mark(cause: Codes, columns: Columns, ids: Iterable[str], why: ExclusionCause) -> None:
