@@ -18,8 +18,9 @@ import torch
 
 from cli.errors import CommandError
 from cli.golden import Case, Comparison
+from engine.assembly import BuiltFollower
 from engine.async_engine import AsyncEngine
-from engine.build import BuiltFollower, build_engine, build_rank
+from engine.build import build_engine, build_rank
 from engine.config import EngineRole, EngineSettings
 from engine.parallel.layout import RunLayout, parse_layout
 from engine.parallel.worker import RankContext, run_group

@@ -23,8 +23,9 @@ from disagg.admin import SERVICE as ADMIN_SERVICE
 from disagg.admin import AdminServicer
 from disagg.announce import Announcement, MemberCard, beat_over
 from disagg.v1 import admin_pb2_grpc, membership_pb2
+from engine.assembly import BuiltEngine, BuiltFollower
 from engine.async_engine import AsyncEngine
-from engine.build import BuiltEngine, BuiltFollower, build_rank, kv_layout
+from engine.build import build_rank, kv_layout
 from engine.config import EngineRole, EngineSettings, SettingsError
 from engine.fit import require_layout
 from engine.handoff import KvLayout

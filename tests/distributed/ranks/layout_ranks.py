@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import engine.build
-from engine.build import BuiltFollower, build_rank
+import engine.assembly
+from engine.assembly import BuiltFollower
+from engine.build import build_rank
 from engine.config import EngineSettings
 from engine.engine import EngineFailed
 from engine.model.sizing.catalog import read_config
@@ -153,13 +154,13 @@ def check_ledger(context, options):
 def chaos(context, options):
     """Random arrivals, aborts and a pool that is too small; logs and memory go to a file."""
     pools = []
-    kv_pool = engine.build.KvPool
+    kv_pool = engine.assembly.KvPool
 
     def recorded(*arguments, **sizes):
         pools.append(kv_pool(*arguments, **sizes))
         return pools[-1]
 
-    engine.build.KvPool = recorded
+    engine.assembly.KvPool = recorded
     # Four pages: two sequences at most, and often not even those.
     built = build(context, options, num_pages=5, max_num_seqs=3, max_num_batched_tokens=64)
     facts = {"preemptions": 0, "requests": 0, "placeholders": 0}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from disagg_kernels.reference import OPERATIONS
+from engine.assembly import BuiltEngine
 from engine.build import (
-    BuiltEngine,
     build_engine,
     build_rank,
     default_block_tokens,
