@@ -46,6 +46,15 @@ def test_the_ring_forgets_the_oldest_request() -> None:
         DecisionRing(0)
 
 
+def test_a_request_that_asks_again_and_again_keeps_its_first_and_latest() -> None:
+    ring = DecisionRing(1, max_per_request=4)
+    for rotation in range(10):
+        ring.append(decide(POLICY, request(), (), rotation=rotation, now=0.0))
+    assert [record.rotation for record in ring.explain("r")] == [0, 1, 8, 9]
+    with pytest.raises(ValueError, match="max_per_request 0"):
+        DecisionRing(1, max_per_request=0)
+
+
 def test_records_cannot_be_changed() -> None:
     record = decide(POLICY, request(), (), rotation=0, now=0.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
