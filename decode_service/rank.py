@@ -16,7 +16,7 @@ from engine.parallel.worker import RankContext
 from runtime.budget import Budget
 from serving import rank
 from serving.events import publish_events
-from serving.rank import Parts, Role, Service
+from serving.role import Parts, Role, Service
 
 
 def open_service(parts: Parts[DecodeSettings]) -> Service:

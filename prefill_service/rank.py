@@ -14,7 +14,7 @@ from prefill_service.server import SERVICE, WORK, PrefillServicer, error_map
 from runtime.budget import Budget
 from serving import rank
 from serving.events import publish_events
-from serving.rank import Parts, Role, Service
+from serving.role import Parts, Role, Service
 
 
 def open_service(parts: Parts[PrefillSettings]) -> Service:

@@ -11,18 +11,12 @@ end when it does.
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-import grpc.aio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import TypeVar
 
 from disagg.admin import SERVICE as ADMIN_SERVICE
-from disagg.admin import AdminServicer
-from disagg.announce import Announcement, MemberCard, beat_over
-from disagg.v1 import admin_pb2_grpc, membership_pb2
 from engine.assembly import BuiltEngine, BuiltFollower
 from engine.async_engine import AsyncEngine
 from engine.build import build_rank, kv_layout
@@ -35,20 +29,17 @@ from engine.parallel.worker import RankContext, run_group
 from kvstore.config import KvStoreConfig
 from kvstore.errors import KvStoreError
 from kvstore.store import KvStore, open_store
-from runtime.channel import open_channel
-from runtime.clock import Clock, SystemClock, system_random
-from runtime.errors import ErrorMap, ExitCode
-from runtime.heartbeat import Heartbeat
+from runtime.clock import Clock, SystemClock
+from runtime.errors import ExitCode
 from runtime.logging import configure_logging, get_logger
 from runtime.metrics import Metrics
-from runtime.rank import LEAVE_S, RankPlan, gauges, installed_version, new_member_id, run_rank
-from runtime.serve import Host, ListenError, StopSignals, check_addresses
+from runtime.rank import LEAVE_S, RankPlan, new_member_id, run_rank
+from runtime.serve import ListenError, check_addresses
 from runtime.settings import load_process
 from runtime.startup import exits
+from serving.member import announcer, equipment
+from serving.role import Parts, Role
 from serving.settings import EngineProcessSettings
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _log = get_logger(__name__)
 
@@ -60,80 +51,7 @@ STARTUP_ERRORS: Mapping[type[Exception], ExitCode] = {
     KvStoreError: ExitCode.DEPENDENCY,
 }
 
-_MEMBER_ROLES = {
-    EngineRole.PREFILL: membership_pb2.MEMBER_ROLE_PREFILL,
-    EngineRole.DECODE: membership_pb2.MEMBER_ROLE_DECODE,
-}
-
 S = TypeVar("S", bound=EngineProcessSettings)
-
-
-async def _nothing() -> None:
-    """No housekeeping."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts(Generic[S]):
-    """What a role builds its service on; lives as long as the rank."""
-
-    settings: S
-    engine: AsyncEngine
-    store: KvStore
-    layout: KvLayout
-    clock: Clock
-    metrics: Metrics
-    threads: Mapping[str, Executor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """What a role serves.
-
-    Args:
-        register: Adds its servicers to a server.
-        statistics: Of the path of a request, for `GetServerInfo`.
-        on_tick: Housekeeping, about twice a second.
-    """
-
-    register: Callable[[grpc.aio.Server], None]
-    statistics: Callable[[], "DataclassInstance"]
-    on_tick: Callable[[], Awaitable[object]] = _nothing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role(Generic[S]):
-    """One kind of rank process.
-
-    Args:
-        kind: Of its engine; its value is the name of the role.
-        prog: Name of the program.
-        entry: "package.module:function", called in each rank process; ends in `serve_rank`.
-        description: One line for `--help`.
-        settings: Class of its settings.
-        foreign_sections: Sections of other roles that a shared file may hold.
-        service: Full name of what is served, for health and reflection.
-        work: Full method names that are work; see `runtime.serve.Host`.
-        errors: Its error table.
-        threads: Sizes of the thread pools it wants, by name.
-        open: Builds what is served.
-    """
-
-    kind: EngineRole
-    prog: str
-    entry: str
-    description: str
-    settings: type[S]
-    foreign_sections: Sequence[str]
-    service: str
-    work: frozenset[str]
-    errors: Callable[[], ErrorMap]
-    threads: Callable[[S], Mapping[str, int]]
-    open: Callable[[Parts[S]], Service]
-
-    @property
-    def name(self) -> str:
-        """Such as `prefill`."""
-        return self.kind.value
 
 
 def run_layout(settings: EngineProcessSettings) -> RunLayout:
@@ -305,73 +223,11 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
                 step_loop=engine,
                 dependency="store",
                 ping=store.ping,
-                equip=_equipment(role, parts, service),
-                announce=_announcer(role, context, parts, built, member_id, number),
+                equip=equipment(role, parts, service),
+                announce=announcer(role, context, parts, built, member_id, number),
                 on_tick=service.on_tick,
             )
         )
-
-
-def _equipment(role: Role[S], parts: Parts[S], service: Service) -> Callable[[Host], None]:
-    def equip(host: Host) -> None:
-        service.register(host.server)
-        admin = AdminServicer(
-            role=role.name,
-            version=installed_version("disagg"),
-            fingerprint=parts.layout.fingerprint,
-            begin_drain=host.begin_drain,
-            end_drain=host.end_drain,
-            running=lambda: host.running,
-            statistics=lambda: (
-                parts.metrics.snapshot()
-                | gauges("path", service.statistics())
-                | gauges("engine", parts.engine.statistics())
-                | gauges("store", parts.store.statistics())
-            ),
-        )
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, host.server)
-
-    return equip
-
-
-def _announcer(
-    role: Role[S],
-    context: RankContext,
-    parts: Parts[S],
-    built: BuiltEngine,
-    member_id: str,
-    number: int,
-) -> Callable[[Host, StopSignals, AsyncExitStack], list[Heartbeat]]:
-    settings, engine, layout = parts.settings, parts.engine, parts.layout
-
-    def announce(host: Host, stop: StopSignals, stack: AsyncExitStack) -> list[Heartbeat]:
-        announcement = Announcement(
-            MemberCard(
-                member_id=member_id,
-                role=_MEMBER_ROLES[role.kind],
-                address=host.address,
-                group_id=context.group_name,
-                rank=number,
-                group_size=built.ports.run.layout.num_engines,
-                fingerprint=layout.fingerprint,
-                model=settings.model.name or settings.model.path.resolve().name,
-                max_model_len=built.engine.context_tokens,
-                block_tokens=layout.block_tokens,
-            ),
-            load=engine.statistics,
-            progress_age_s=engine.progress_age_s,
-            is_ready=lambda: host.health.is_ready,
-            is_draining=lambda: host.is_draining or stop.drain.is_set(),
-        )
-        heartbeats = []
-        for balancer in settings.announce.balancers:
-            channel = open_channel(balancer)
-            stack.push_async_callback(channel.close)
-            beat = beat_over(channel, announcement, on_drain=host.begin_drain)
-            heartbeats.append(Heartbeat(balancer, beat, clock=parts.clock, uniform=system_random()))
-        return heartbeats
-
-    return announce
 
 
 def _layout(settings: EngineProcessSettings) -> KvLayout:

@@ -19,7 +19,7 @@ from prefill_service.config import PrefillSettings
 from runtime.errors import ExitCode
 from runtime.settings import load
 from serving import rank
-from serving.rank import Role
+from serving.role import Role
 
 MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
 
