@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from cli import config, demo, doctor, generate, kv, up, verify
 from cli.errors import CommandError
 from cli.local.signals import interruptible
-from cli.planning import ledger, simulate, topology
+from cli.planning import ledger, plan, simulate, topology
 from runtime.errors import ExitCode
 
-_COMMANDS = (up, demo, generate, verify, topology, ledger, simulate, kv, config, doctor)
+_COMMANDS = (up, demo, generate, verify, topology, ledger, simulate, plan, kv, config, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -24,6 +24,13 @@ class Progress:
         sys.stderr.flush()
         self._shown = line
 
+    def note(self, text: str) -> None:
+        """What is being done, where it is not known how much there is."""
+        if self._is_terminal:
+            sys.stderr.write("\r" + text.ljust(len(self._shown)))
+            sys.stderr.flush()
+            self._shown = text
+
     def finish(self, remark: str = "") -> None:
         """Ends the line; a remark stands in its place."""
         if self._shown:
