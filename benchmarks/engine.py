@@ -17,8 +17,9 @@ Prints one object on its last line; `--parts` leaves keys out:
         host_share}}
         microseconds of a decode step by part; see `benchmarks.host_work.measure_parts`
     late: {model: {batch: {off_step_ms, on_step_ms, off_quickest_ms, on_quickest_ms, gain}},
-        waiting: the same, device_step_ms}
-        what late scheduling hides of it; see `benchmarks.host_work.measure`
+        waiting: the same, device_step_ms, group: {ranks, batch, shm, gloo}}
+        what late scheduling hides of it; see `benchmarks.host_work.measure`, and
+        `benchmarks.group_steps.measure` for the group
 
     experts:
     experts: {model, rows_per_rank, counted: [lines], released_model, released_rows_per_rank,
@@ -40,7 +41,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import expert_bytes, host_work
+from benchmarks import expert_bytes, group_steps, host_work
 from benchmarks.environment import REPOSITORY, describe, interleaved, median, ratio_of_pairs
 from engine.build import build_engine
 from engine.config import EngineSettings
@@ -216,6 +217,7 @@ def measure(repetitions: int, steps: int, parts: Sequence[str]) -> dict[str, Any
         result |= measure_peer(repetitions, steps)
     if "host" in parts:
         result |= host_work.measure(repetitions, steps)
+        result["late"]["group"] = group_steps.measure(steps=steps)
     if "experts" in parts:
         result["experts"] = expert_bytes.measure()
     return result | {"environment": describe(SEED)}
