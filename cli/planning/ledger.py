@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 def _shape(options: argparse.Namespace, layout: Layout) -> StepShape:
     from engine.model.sizing.catalog import read_config
     from engine.parallel.ledger import FLOAT32_WIRE, FP8_WIRE, StepShape
-    from engine.parallel.rows.modes import choose_path
+    from engine.parallel.rows.modes import choose_combine, choose_path, padding_mode
 
     path = choose_path(attn_dp=layout.dp, attn_tp=layout.attn_tp, all_to_all=options.path != "a")
     if options.path == "b" and layout.attn_tp == 1:
@@ -83,11 +83,16 @@ def _shape(options: argparse.Namespace, layout: Layout) -> StepShape:
         )
     if options.fused and options.path == "a":
         raise usage("--fused with --path a: the fused kernel dispatches; use auto or b")
+    is_prefill = options.phase == "prefill"
+    # As the engine chooses, with equally full attention groups.
+    padding = padding_mode([max(options.tokens, 1)] * layout.dp, has_extend=is_prefill)
     is_quantised = bool(read_config(options.model).get("quantization_config"))
     return StepShape(
         tokens=options.tokens,
-        is_prefill=options.phase == "prefill",
+        is_prefill=is_prefill,
         path=path,
+        padding=padding,
+        combine=choose_combine(padding, attn_tp=layout.attn_tp),
         is_fused=options.fused,
         wire=FP8_WIRE if is_quantised else FLOAT32_WIRE,
     )

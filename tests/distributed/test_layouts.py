@@ -143,7 +143,7 @@ def test_chaos_leaves_equal_memory_on_all_ranks_of_an_engine(layout, late, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "layout", ["dp=2,cp=2,ep=4", "dp=2,attn_tp=2,path=b", "dp=2,attn_tp=2,path=a"]
 )

@@ -36,6 +36,8 @@ def ledger(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
         ("SGLang attn_tp 1, A2A", [*V41, "--dp", "8", "--ep", "8"]),
         ("path B", SPLIT),
         ("path A attn_tp 1", [*V41, "--dp", "8", "--path", "a"]),
+        ("path A attn_tp > 1, equal-padded, RS out", [*SPLIT, "--path", "a"]),
+        ("path A attn_tp > 1, sum-padded", [*SPLIT, "--path", "a", "--phase", "prefill"]),
     ],
 )
 def test_counts_vector(vector: str, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
