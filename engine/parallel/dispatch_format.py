@@ -73,7 +73,7 @@ def unpack_fp8(packed: Tensor, hidden: int) -> Tensor:
     words = _words(hidden, _WORD_BYTES)
     values = _dense(packed[:, :words]).view(torch.float8_e4m3fn).float()
     scales = packed[:, words:].unsqueeze(2)
-    groups = functional.pad(values, (0, -values.shape[1] % SCALE_GROUP))
+    groups: Tensor = functional.pad(values, (0, -values.shape[1] % SCALE_GROUP))
     groups = groups.unflatten(1, (scales.shape[1], SCALE_GROUP)).mul_(scales)
     return groups.flatten(1)[:, :hidden]
 
