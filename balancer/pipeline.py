@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.endings import Endings
@@ -27,6 +27,7 @@ from balancer.journey.placement import Placer
 from balancer.journey.request import Delta, Final, FinishReason, Request
 from balancer.journey.retry import Leg, Outage, RequestRetries, RetryBudget, backoff_s
 from balancer.journey.running import RequestCancelled, RunningRequests, deadline_passed
+from balancer.journey.silence import Silence
 from balancer.journey.state import Emit, Handover, Journey, Limits, Pair
 from balancer.journey.transcript import StreamBroken, Transcript
 from balancer.membership import Member, Membership
@@ -45,15 +46,15 @@ from balancer.remote.prefetch import ReadAhead
 from balancer.text import IncrementalText
 from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
-from runtime.errors import DisaggError, Overloaded, Reason, TooLate, Unavailable
+from runtime.errors import DisaggError, NotFound, Overloaded, Reason, TooLate, Unavailable
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
 
 _log = get_logger(__name__)
 
+_NEWS_S = 0.1  # for the end of a call that runs beside the one that failed
 _RETRY_AFTER_S = 1.0  # a store under pressure is relieved hand-off by hand-off
 
-Event = TypeVar("Event")
 Attempt = Callable[[Journey], Awaitable[None]]
 
 
@@ -119,6 +120,7 @@ class Pipeline:
         self._make_text = make_text
         self._clock = clock
         self._limits = limits
+        self._silence = Silence(limits, clock, absolve=placer.absolve)
         self._metrics = metrics
         self._endings = Endings(metrics)
 
@@ -208,11 +210,17 @@ class Pipeline:
         async with self._placer.reserved(journey) as pair:
             call = journey.prefill_call()
             with self._read_ahead(journey, pair, call) as ahead:
-                ticket = await self._prefill(journey, pair, call, ahead)
-                self._placer.take_weight_off(journey, pair.prefill)
-                if ticket is not None:
-                    with self._dropped_unless_finished(journey, ticket):
-                        await self._decode(journey, pair, ticket)
+                try:
+                    ticket = await self._prefill(journey, pair, call, ahead)
+                    self._placer.take_weight_off(journey, pair.prefill)
+                    if ticket is not None:
+                        with self._dropped_unless_finished(journey, ticket):
+                            await ahead.raise_if_corrupt()
+                            await self._decode(journey, pair, ticket)
+                except NotFound:
+                    # What is missing may be what decode has just found damaged.
+                    await ahead.raise_if_corrupt(wait_s=_NEWS_S)
+                    raise
 
     async def _hand_over(self, journey: Journey) -> None:
         """One attempt whose decode the caller runs: a pair with a slot, and a prefill."""
@@ -239,7 +247,7 @@ class Pipeline:
         )
         attempt, is_over = journey.attempt, False
         try:
-            async with aclosing(self._watched(journey, stream)) as events:
+            async with aclosing(self._silence.watched(journey, stream)) as events:
                 async for event in events:
                     match event:
                         case PrefixHit():
@@ -250,6 +258,7 @@ class Pipeline:
                                 journey.cached_tokens = min(event.cached_tokens, prompt_tokens)
                         case BlocksStored() if ahead is not None:
                             ahead.stored(event.num_blocks)
+                            await ahead.raise_if_corrupt()
                         case FirstToken():
                             timing.prefill_queue_us = event.queue_us
                             timing.prefill_us = event.compute_us
@@ -287,7 +296,7 @@ class Pipeline:
             pair.credit_id,
             timeout_s=self._remaining_s(journey),
         )
-        async with aclosing(self._watched(journey, stream)) as events:
+        async with aclosing(self._silence.watched(journey, stream)) as events:
             async for event in events:
                 match event:
                     case Resumed():
@@ -388,7 +397,7 @@ class Pipeline:
 
     async def _end_prefetch(self, ahead: ReadAhead) -> None:
         if failure := await ahead.close():
-            self._metrics.count("disagg_prefetch_total", outcome=failure)
+            self._metrics.count("disagg_prefetch_total", outcome=failure.reason.lower())
 
     @contextmanager
     def _dropped_unless_finished(self, journey: Journey, ticket: Ticket) -> Iterator[None]:
@@ -410,43 +419,6 @@ class Pipeline:
             self._cleanups.spawn("find_handoff", search)
         elif committed.ticket is not None:
             self._cleanups.spawn("drop_handoff", self._handoffs.abort(committed.ticket))
-
-    async def _watched(
-        self, journey: Journey, stream: AsyncGenerator[Event]
-    ) -> AsyncGenerator[Event]:
-        """Yields the events of a leg; a leg that shows no sign of life is given up."""
-        async with aclosing(stream):
-            while True:
-                limit_s, is_first_token = self._silence_limit_s(journey)
-                try:
-                    async with asyncio.timeout(limit_s):
-                        event = await anext(stream)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError as error:
-                    if is_first_token:
-                        raise TooLate(
-                            f"no first token within {self._limits.first_token_s:g} s",
-                            reason=Reason.FIRST_TOKEN_LATE,
-                        ) from error
-                    raise Unavailable(
-                        f"{journey.leg.value} member {journey.member_id} gave no sign of life for "
-                        f"{limit_s:.1f} s",
-                        reason=Reason.PEER_GONE,
-                    ) from error
-                self._placer.absolve(journey.member_id)
-                yield event
-
-    def _silence_limit_s(self, journey: Journey) -> tuple[float, bool]:
-        """How long the leg may be silent, and whether that is the budget of the first token.
-
-        A prefill may wait long for its turn, so that before the first token only the budget of the
-        first token counts.
-        """
-        if journey.transcript.seq:
-            return self._limits.progress_gap_s, False
-        due = journey.request.arrived_at + self._limits.first_token_s
-        return max(0.0, due - self._clock.now()), True
 
     def _set_out(self, request: Request, emit: Emit) -> Journey:
         transcript = Transcript(

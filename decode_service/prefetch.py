@@ -4,6 +4,8 @@ A prefetch is one call that is open beside the prefill of one attempt. It owns w
 the sequence takes it over, or until the call ends, whichever comes first; nothing outlives both.
 Bytes have a budget of their own and never wait for it: what does not fit is read after the ticket,
 as is everything that could not be read ahead. So a prefetch can save time and never cost a request.
+A damaged block ends it with an error: it was taken away, so whoever waits for the ticket waits in
+vain.
 
     run ──counts──► read ahead ──┬── taken ──► the sequence has the blocks, and frees the bytes
                                  └── call ends ──► bytes freed
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 
 from disagg import wire
 from engine.handoff import KvLayout
-from kvstore.errors import KvStoreError
+from kvstore.errors import BlockCorrupt, KvStoreError
 from kvstore.handoffs.prefetched import Prefetched
 from kvstore.store import KvStore
 from kvstore.ticket import TokenChain
@@ -150,6 +152,7 @@ class Prefetches:
         Raises:
             InvalidRequest, kvstore.errors.TicketInvalid: The request makes no sense.
             Conflict, AlreadyRunning: See `runtime.attempts`.
+            kvstore.errors.BlockCorrupt: A block was damaged; it is gone now.
         """
         check(request)
         with self._fence.enter(request.request_id, request.attempt):
@@ -210,6 +213,10 @@ class Prefetches:
                 return
             try:
                 await prefetch.read(self._store, self._executor, names, grant)
+            except BlockCorrupt as error:
+                # It was taken away, so this hand-off cannot be completed: better said at once.
+                prefetch.cause = error.cause
+                raise
             except KvStoreError as error:
                 # After the ticket they are read again, and that decides.
                 prefetch.cause = error.cause

@@ -48,7 +48,8 @@ class PromptRequest:
         num_generated: How many at the end of `token_ids` were generated.
         sampling: How to choose the first token.
         cache_salt: Tenant salt of the block chain.
-        bypass_prefix: Read nothing that is stored; compute everything anew.
+        bypass_prefix: Use nothing that is stored: compute everything anew, and replace what is
+            damaged.
         traceparent: Trace context that the ticket carries on.
         report_stored: Emit BlocksStored, for a reader that starts before the ticket.
     """
@@ -250,6 +251,7 @@ class PrefillPath:
             salt=request.cache_salt,
             stored_digests=() if prefix is None else prefix.digests,
             block_token_ids=request.token_ids[: len(hashes) * block_tokens],
+            distrusts_store=request.bypass_prefix,
         )
         return Publication(
             plan,

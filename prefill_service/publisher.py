@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.handoff import KvLayout
-from kvstore.errors import BlockCorrupt
+from kvstore.errors import BlockCorrupt, BlockMissing
 from kvstore.store import KvStore
 from kvstore.ticket import HandoffDraft, Ticket
 from prefill_service.stored import StoredBlocks
@@ -71,6 +71,8 @@ class PublishPlan:
         stored_digests: Digests of blocks [0, n) that were read from the store and verified; they
             are named in the ticket and not written again.
         block_token_ids: Tokens of the full blocks, for KV events; empty where none are sent.
+        distrusts_store: What is stored under the names of this prompt is read before it is relied
+            on, for an attempt that follows one that met damage.
     """
 
     request_id: str
@@ -82,6 +84,7 @@ class PublishPlan:
     salt: str = ""
     stored_digests: tuple[bytes, ...] = ()
     block_token_ids: tuple[int, ...] = ()
+    distrusts_store: bool = False
 
 
 class PublishFailed(Exception):
@@ -149,6 +152,8 @@ class Publication:
         block_hash = self._plan.block_hashes[block_idx]
 
         def write() -> None:
+            if self._plan.distrusts_store:
+                self._examine(lambda: self._store.get_blocks([block_hash]))
             digest = self._put(self._store.put_block, block_hash, payload)
             with self._lock:
                 self._digests[block_idx] = digest
@@ -165,6 +170,8 @@ class Publication:
         block_hash = self._plan.block_hashes[end_tokens // self._plan.block_tokens - 1]
 
         def write() -> None:
+            if self._plan.distrusts_store:
+                self._examine(lambda: self._store.get_state(block_hash))
             self._put(self._store.put_state, block_hash, payload)
 
         self._queue(write, len(payload))
@@ -227,6 +234,15 @@ class Publication:
         for write in writes:
             write.cancel()
         self._grant.give_back()
+
+    def _examine(self, read: Callable[[], object]) -> None:
+        """Reads what is stored; what is damaged is gone then, so that writing replaces it."""
+        try:
+            read()
+        except BlockCorrupt as error:
+            self._metrics.count("disagg_kv_checksum_failures_total", component=error.kind)
+        except BlockMissing:
+            pass
 
     def _put(self, put: Callable[..., bytes], block_hash: bytes, payload: bytes) -> bytes:
         """Writes one payload; other bytes under its name are replaced once, and counted."""

@@ -2,20 +2,21 @@
 
 It can save time and never costs a request: nobody waits for it, its failure is only told, and a
 member that does not know the call leaves everything to the ticket. What is said while it is busy is
-put together: only the newest count matters.
+put together: only the newest count matters. One failure is more than that: decode found a damaged
+block and took it away, so the attempt is over, and the next one must not trust what is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-import grpc
 import grpc.aio
 
 from disagg.v1 import decode_pb2, decode_pb2_grpc
-from runtime.errors import Reason
+from runtime.errors import Corrupt, DisaggError, Reason, Unavailable
 from runtime.status import from_rpc_error
 
 
@@ -30,8 +31,12 @@ class Prefetch(Protocol):
         """No more blocks will be told; the decode call follows."""
         ...
 
-    async def close(self) -> str:
-        """Ends the call; why it had failed before, as a label, empty if it had not."""
+    async def failure(self, *, wait_s: float = 0.0) -> DisaggError | None:
+        """Why it failed, if it did, or does within some time."""
+        ...
+
+    def close(self) -> None:
+        """Ends the call."""
         ...
 
 
@@ -52,6 +57,8 @@ class GrpcPrefetch:
     ) -> None:
         self._newest = 0
         self._is_finished = False
+        self._is_closed = False
+        self._failure: DisaggError | None = None
         self._changed = asyncio.Event()
         self._call = stub.Prefetch(self._messages(begin), timeout=timeout_s)
 
@@ -65,24 +72,36 @@ class GrpcPrefetch:
         self._is_finished = True
         self._changed.set()
 
-    async def close(self) -> str:
+    async def failure(self, *, wait_s: float = 0.0) -> DisaggError | None:
+        """See `Prefetch.failure`."""
+        if self._is_closed:
+            return self._failure
+        if wait_s and not self._call.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._call.code()
+        if self._failure is None and self._call.done():
+            self._failure = await self._outcome()
+        return self._failure
+
+    def close(self) -> None:
         """See `Prefetch.close`."""
+        self._is_closed = True
         if not self._call.done():
             self._call.cancel()
-            return ""
+
+    async def _outcome(self) -> DisaggError | None:
         try:
             await self._call
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return "unknown_call"  # a member of an older release
-            return from_rpc_error(error).reason.lower()
+            return from_rpc_error(error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             # gRPC reports a call that broke while it was written to as cancelled.
-            return Reason.PEER_GONE.lower()
-        return ""
+            return Unavailable("the prefetch broke off", reason=Reason.PEER_GONE)
+        return None
 
     async def _messages(
         self, begin: decode_pb2.PrefetchBegin
@@ -126,7 +145,18 @@ class ReadAhead:
         if self._call is not None:
             self._call.finish()
 
-    async def close(self) -> str:
-        """Ends the call if there is one; see `Prefetch.close`."""
+    async def raise_if_corrupt(self, *, wait_s: float = 0.0) -> None:
+        """Raises Corrupt if decode found a damaged block, or does within some time."""
+        if self._call is not None:
+            failure = await self._call.failure(wait_s=wait_s)
+            if isinstance(failure, Corrupt):
+                raise failure
+
+    async def close(self) -> DisaggError | None:
+        """Ends the call if there is one; why it had failed before, if it had."""
         call, self._call = self._call, None
-        return "" if call is None else await call.close()
+        if call is None:
+            return None
+        failure = await call.failure()
+        call.close()
+        return failure

@@ -24,6 +24,7 @@ from engine.async_engine import AsyncEngine
 from engine.config import EngineRole, EngineSettings, ModelLimits
 from engine.engine import LLMEngine
 from engine.handoff import LayoutError, SequenceImage
+from engine.plan import StepPlan, StepResult
 from engine.request import SamplingParams
 from kvstore import KvStore, KvStoreConfig, Ticket
 from kvstore.backends.memory import MemoryBackend
@@ -348,6 +349,18 @@ _SEQUENCE_FIELDS = {"num_generated", "cache_salt", "credit_id", "request_id"}
 
 def _sampling(changes: dict[str, object]) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **changes})  # type: ignore[arg-type]
+
+
+def hold_steps(rig: Rig) -> threading.Event:
+    """Lets no step of prefill run until the event is set."""
+    gate, run = threading.Event(), rig.prefill_runner.run
+
+    def held(plan: StepPlan) -> StepResult:
+        assert gate.wait(BOUND_S), "the test never opened the gate"
+        return run(plan)
+
+    rig.prefill_runner.run = held  # type: ignore[method-assign]
+    return gate
 
 
 async def run_prefill(rig: Rig, request: PromptRequest) -> list[PrefillEvent]:

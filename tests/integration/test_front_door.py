@@ -209,10 +209,10 @@ def test_bad_requests_hurt_nobody(system: System) -> None:
 def test_nothing_was_repeated_but_for_the_corruption(system: System) -> None:
     values = statistics(system)
     repeated = {key for key, value in values.items() if "redispatch" in key and value}
-    # A damaged record of attempts is found by whoever looks first.
-    corrupt = [f"disagg_redispatch_total{{reason=corrupt,stage={leg}}}" for leg in LEGS]
-    assert corrupt[0] in repeated
-    assert repeated <= set(corrupt)
+    # Damage is found by whoever looks first, before the ticket or behind it.
+    corrupt = {f"disagg_redispatch_total{{reason=corrupt,stage={leg}}}" for leg in LEGS}
+    assert repeated & corrupt
+    assert repeated <= corrupt
     assert values["clean_ups_failed"] == 0
 
 

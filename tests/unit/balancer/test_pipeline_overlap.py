@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from balancer.config import HandoffSettings
-from runtime.errors import InvalidRequest, TooLate, Unavailable
+from runtime.errors import Corrupt, InvalidRequest, NotFound, Reason, TooLate, Unavailable
 from tests.fakes.front_door import PROMPT, front_door, tokens_of
 from tests.fakes.members import Script, answer
 
@@ -65,6 +65,30 @@ async def test_a_prefetch_that_fails_is_counted_and_costs_nothing(
         assert messages[-1].attempt == 1
         await door.settle()
         assert door.metric("disagg_prefetch_total", outcome=label) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script(stored=2),
+        Script(stored=2, after_tokens=1, error=NotFound("gone", reason=Reason.BLOCK_EVICTED)),
+    ],
+    ids=["before the ticket", "the commit misses it"],
+)
+async def test_a_damaged_block_costs_one_attempt_that_trusts_nothing(script: Script) -> None:
+    async with front_door(**ON, **QUICK) as door:
+        member = door.decodes[0]
+        member.prefetch_error = Corrupt("bad digest")
+        script.before = None
+        door.prefills[0].scripts.append(script)
+        messages = await door.generate()
+        assert tokens_of(messages) == answer(PROMPT, 6)
+        found = [call.bypass_prefix for call in door.prefills[0].calls]
+        if len(found) > 1:  # the news may come after the last moment at which it matters
+            assert found == [False, True]
+            assert door.metric("disagg_redispatch_total", stage="prefill", reason="corrupt") == 1
+        assert script.error is None or len(found) == 2
+        await door.settle()
 
 
 async def test_each_attempt_has_a_prefetch_of_its_own_and_leaves_none() -> None:

@@ -12,7 +12,7 @@ import pytest
 from decode_service.decode import DecodeEvent, Resumed, SequenceRequest
 from decode_service.prefetch import PrefetchRequest
 from disagg import block_hash
-from kvstore.errors import StoreDown, TicketInvalid
+from kvstore.errors import BlockCorrupt, StoreDown, TicketInvalid
 from kvstore.keys import Component
 from kvstore.payloads.sealing import PayloadRef
 from runtime.errors import AlreadyRunning, Conflict, InvalidRequest, Reason
@@ -197,10 +197,11 @@ async def test_a_block_that_is_damaged_before_is_taken_away_and_never_used() -> 
     async with running_rig() as rig:
         request = await handed_over(rig)
         damage(rig, 3)
-        async with reading(rig) as (progress, _):
+        async with reading(rig) as (progress, task):
             progress.say(NUM_BLOCKS)
-            progress.end()
-            await until(lambda: rig.store.statistics().quarantined == 1)
+            with pytest.raises(BlockCorrupt, match="kv payload 3"):
+                await task
+            assert rig.decode.statistics().prefetched_bytes == 0
             with pytest.raises(Exception, match="kv payload 3 is not in the store"):
                 await run_decode(rig, request)
         assert count(rig, "corrupt_digest") == 1

@@ -12,13 +12,14 @@ from engine.plan import StepPlan, StepResult
 from engine.request import ChunkDone, PoolFull, PromptTooLong, SamplingError
 from engine.request import InvalidRequest as EngineInvalidRequest
 from kvstore.errors import StaleAttempt, StoreDown, StoreFull
-from prefill_service.prefill import Admitted, Committed, FirstToken, PrefixHit
+from prefill_service.prefill import Admitted, Committed, FirstToken, PrefillEvent, PrefixHit
 from prefill_service.stored import BlocksStored
 from runtime.budget import BudgetFull
 from runtime.errors import AlreadyRunning, Conflict, InvalidRequest, Reason
 from tests.fakes.services import (
     BLOCK,
     cancel_when,
+    hold_steps,
     journey,
     outcome,
     prompt,
@@ -58,9 +59,16 @@ async def test_stored_blocks_are_reported_while_later_ones_compute() -> None:
     async with running_rig() as rig:
         await journey(rig, tokens(16))
         asked = dataclasses.replace(prompt(tokens(37), request_id="r-2"), report_stored=True)
-        events = await run_prefill(rig, asked)
+        gate, events = hold_steps(rig), []
+
+        async def emit(event: PrefillEvent) -> None:
+            events.append(event)
+            if isinstance(event, BlocksStored):
+                gate.set()
+
+        await rig.prefill.run(asked, emit)
         reports = [event.num_blocks for event in events if isinstance(event, BlocksStored)]
-        assert reports[0] >= 4, "the loaded prefix can be read at once"
+        assert reports[0] == 4, "the loaded prefix can be read at once"
         assert reports == sorted(set(reports))
         assert reports[-1] <= 9
         kinds = [type(event) for event in events]
@@ -96,10 +104,12 @@ async def test_a_caller_who_leaves_while_a_report_is_sent_leaves_nothing() -> No
     async with running_rig() as rig:
         await journey(rig, tokens(16))
         asked = dataclasses.replace(prompt(tokens(37), request_id="r-2"), report_stored=True)
+        gate = hold_steps(rig)
         await cancel_when(
             lambda emit: rig.prefill.run(asked, emit),
             lambda event: isinstance(event, BlocksStored),
         )
+        gate.set()
         await rig.assert_at_rest()
 
 
@@ -146,15 +156,17 @@ async def test_a_fully_stored_prompt_still_computes_its_last_token() -> None:
         await rig.assert_at_rest()
 
 
-async def test_bypassing_reads_nothing_that_is_stored() -> None:
+async def test_bypassing_uses_nothing_that_is_stored() -> None:
     async with running_rig() as rig:
         want = await journey(rig, tokens(32))
-        read = rig.store.statistics().blocks_read
+        lookups = rig.store.statistics().lookups
+        computed = rig.prefill_core.statistics().computed_tokens
         events = await run_prefill(
             rig, prompt(tokens(32), request_id="r-2", attempt=2, bypass_prefix=True)
         )
         assert not any(isinstance(event, PrefixHit) for event in events)
-        assert rig.store.statistics().blocks_read == read
+        assert rig.store.statistics().lookups == lookups
+        assert rig.prefill_core.statistics().computed_tokens == computed + 32
         assert rig.metrics.value("disagg_prefix_fallback_total", cause="bypassed") == 1
         first, ticket = outcome(events)
         assert ticket is not None

@@ -46,7 +46,11 @@ class Desk:
         self.executor = executor
 
     async def publication(
-        self, stored: tuple[bytes, ...] = (), every_blocks: int = 2, amount: int = 100
+        self,
+        stored: tuple[bytes, ...] = (),
+        every_blocks: int = 2,
+        amount: int = 100,
+        distrusts_store: bool = False,
     ) -> Publication:
         plan = PublishPlan(
             request_id="r-1",
@@ -56,6 +60,7 @@ class Desk:
             block_hashes=HASHES,
             tail_tokens=PROMPT[3 * BLOCK :],
             stored_digests=stored,
+            distrusts_store=distrusts_store,
         )
         return Publication(
             plan,
@@ -176,6 +181,26 @@ async def test_other_bytes_under_a_name_are_replaced_and_counted() -> None:
         assert here.metrics.value("disagg_kv_checksum_failures_total", component="kv") == 1
         with here.store.open_ticket(ticket, PROMPT) as reader:
             assert [bytes(block) for block in reader.fetch().blocks] == BLOCKS
+
+
+async def test_who_distrusts_the_store_replaces_what_is_damaged() -> None:
+    async with desk() as here:
+        async with await here.publication() as first:
+            save_all(first)
+            here.store.abort((await first.commit(first_token=7)).handoff_id)
+        for value in here.backend._values.values():
+            if len(value.data) == 64 + 16:  # blocks and states; a header and 16 bytes
+                value.data[-1] ^= 1
+        for distrusts in (False, True):
+            async with await here.publication(distrusts_store=distrusts) as publication:
+                save_all(publication)
+                ticket = await publication.commit(first_token=7)
+            counted = here.metrics.value("disagg_kv_checksum_failures_total", component="kv")
+            assert counted == (3 if distrusts else 0), "equal headers are taken for equal bytes"
+            if distrusts:
+                with here.store.open_ticket(ticket, PROMPT) as reader:
+                    assert [bytes(block) for block in reader.fetch().blocks] == BLOCKS
+                assert bytes(here.store.get_state(HASHES[-1])) == STATE
 
 
 async def test_bytes_that_cannot_be_replaced_fail_the_prompt() -> None:

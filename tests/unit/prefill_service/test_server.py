@@ -15,7 +15,16 @@ from kvstore.errors import StoreDown, StoreFull
 from prefill_service.server import SERVICE, WORK, PrefillServicer, error_map
 from runtime import status
 from runtime.errors import DisaggError, Reason
-from tests.fakes.services import BLOCK, Rig, prompt, running_rig, serving, tokens, until
+from tests.fakes.services import (
+    BLOCK,
+    Rig,
+    hold_steps,
+    prompt,
+    running_rig,
+    serving,
+    tokens,
+    until,
+)
 from tests.fakes.toy_runner import expected_tokens
 
 if TYPE_CHECKING:
@@ -91,9 +100,12 @@ async def test_stored_blocks_are_reported_to_those_who_ask() -> None:
         async for event in stub.Prefill(wire_request(), timeout=20):
             assert not event.HasField("blocks_stored")
         asked = wire_request(request_id="r-2", report_stored=True)
-        events = [event async for event in stub.Prefill(asked, timeout=20)]
-        reports = [event.blocks_stored for event in events if event.HasField("blocks_stored")]
-        assert reports[0].num_blocks == 9
+        gate, reports = hold_steps(rig), []
+        async for event in stub.Prefill(asked, timeout=20):
+            if event.HasField("blocks_stored"):
+                reports.append(event.blocks_stored.num_blocks)
+                gate.set()
+        assert reports[0] == 9
         for record in rig.store.audit():
             rig.store.abort(record.handoff_id)
         await rig.assert_at_rest()

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from balancer.journey.request import Sampling
 from balancer.membership import Role
 from balancer.remote.peers import GrpcPeers, LegCall
 from balancer.remote.prefetch import Prefetch, ReadAhead
-from runtime.errors import InvalidRequest
+from runtime.errors import Corrupt, DisaggError, InvalidRequest, Reason
 from tests.fakes import members as fakes
 from tests.fakes.memberships import member
 
@@ -50,7 +52,9 @@ async def test_it_says_whose_hand_off_it_is_and_how_far_it_has_come() -> None:
         assert (begin.begin.request_id, begin.begin.attempt) == ("r", 2)
         assert (begin.begin.cache_salt, begin.begin.credit_id) == ("tenant", "c1")
         assert [message.stored.num_blocks for message in counts] == [3], "only the newest counts"
-        assert await prefetch.close() == ""
+        assert await prefetch.failure() is None
+        prefetch.close()
+        assert await prefetch.failure(wait_s=1.0) is None, "our own end is none"
 
 
 async def test_closing_cancels_it_over_there() -> None:
@@ -59,18 +63,30 @@ async def test_closing_cancels_it_over_there() -> None:
         prefetch.stored(1)
         prefetch.finish()
         await fake.prefetch_told.wait()
-        assert await prefetch.close() == ""
+        prefetch.close()
         while fake.prefetching:  # noqa: ASYNC110  # the member has no event for its end
             await asyncio.sleep(0.001)
 
 
-async def test_why_it_failed_is_told_as_a_label() -> None:
+async def test_why_it_failed_is_told() -> None:
     fake = fakes.decode_member()
     fake.prefetch_error = InvalidRequest("no such credit")
     async with opened(fake) as prefetch:
-        while not prefetch._call.done():  # type: ignore[attr-defined]  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        assert await prefetch.close() == "bad_request"
+        failure = await prefetch.failure(wait_s=5.0)
+        assert isinstance(failure, InvalidRequest)
+        assert await prefetch.failure() is failure
+        prefetch.close()
+        assert await prefetch.failure() is failure
+
+
+async def test_waiting_for_a_failure_ends_and_breaks_nothing() -> None:
+    fake = fakes.decode_member()
+    async with opened(fake) as prefetch:
+        assert await prefetch.failure(wait_s=0.01) is None
+        prefetch.stored(2)
+        prefetch.finish()
+        await fake.prefetch_told.wait()
+        assert fake.prefetches[0][-1].stored.num_blocks == 2
 
 
 async def test_a_member_that_is_gone_is_told_too() -> None:
@@ -80,9 +96,9 @@ async def test_a_member_that_is_gone_is_told_too() -> None:
         prefetch.finish()
         await fake.prefetch_told.wait()
         await fake.stop()
-        while not prefetch._call.done():  # type: ignore[attr-defined]  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        assert await prefetch.close() in ("peer_gone", "caller_left")
+        failure = await prefetch.failure(wait_s=5.0)
+        assert failure is not None
+        assert failure.reason in (Reason.PEER_GONE, Reason.CALLER_LEFT)
 
 
 class Recorded:
@@ -90,6 +106,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.said: list[object] = []
+        self.error: DisaggError | None = None
 
     def stored(self, num_blocks: int) -> None:
         self.said.append(num_blocks)
@@ -97,9 +114,11 @@ class Recorded:
     def finish(self) -> None:
         self.said.append("finish")
 
-    async def close(self) -> str:
+    async def failure(self, *, wait_s: float = 0.0) -> DisaggError | None:
+        return self.error
+
+    def close(self) -> None:
         self.said.append("close")
-        return "why"
 
 
 async def test_the_call_is_made_when_there_is_something_to_read() -> None:
@@ -112,12 +131,25 @@ async def test_the_call_is_made_when_there_is_something_to_read() -> None:
     ahead = ReadAhead(open_call)
     ahead.finish()
     assert not ahead.is_open
-    assert await ahead.close() == ""
+    assert await ahead.close() is None
+    await ahead.raise_if_corrupt()
     assert made == []
     ahead.stored(2)
     ahead.stored(5)
     ahead.finish()
     assert ahead.is_open
-    assert await ahead.close() == "why"
-    assert await ahead.close() == ""
+    made[0].error = InvalidRequest("x")
+    await ahead.raise_if_corrupt()
+    assert await ahead.close() is made[0].error
+    assert await ahead.close() is None
     assert [call.said for call in made] == [[2, 5, "finish", "close"]]
+
+
+async def test_a_damaged_block_is_raised() -> None:
+    call = Recorded()
+    ahead = ReadAhead(lambda: call)
+    ahead.stored(1)
+    await ahead.raise_if_corrupt()
+    call.error = Corrupt("bad digest")
+    with pytest.raises(Corrupt, match="bad digest"):
+        await ahead.raise_if_corrupt(wait_s=1.0)
