@@ -6,6 +6,8 @@
 #   make lint        the part of `make test` that runs no code
 #   make bench       measure; results go to standard output, one JSON object a line
 #   make proto       regenerate the wire code after a change of a .proto file
+#   make helm-path   print the path of a helm binary on the last line; installs it if needed
+#   make chart       regenerate the schema and the golden renders of the chart, and lint it
 #   make venv        only set up
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
@@ -24,10 +26,10 @@ export OMP_NUM_THREADS ?= 1
 
 # The order of the stages; the first failure is the message.
 TESTS := $(wildcard tests/test_architecture.py tests/unit tests/contract tests/property \
-	tests/golden tests/distributed tests/integration)
-BENCHMARKS := engine serving overlap dispatch kv_transfer balancer
+	tests/golden tests/distributed tests/integration tests/charts)
+BENCHMARKS := engine serving overlap dispatch kv_transfer balancer simulator
 
-.PHONY: venv demo test test-slow lint bench proto clean
+.PHONY: venv demo test test-slow lint bench proto helm-path chart clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP_DEV)
@@ -55,6 +57,15 @@ bench: $(STAMP_BENCH)
 proto: $(STAMP_DEV)
 	$(BIN)/buf lint
 	$(BIN)/python proto/generate.py
+
+# HELM names a binary to use instead.
+helm-path: | $(BIN)/python
+	@$(BIN)/python -m charts.fetch_helm $(if $(HELM),--helm $(HELM))
+
+chart: $(STAMP_DEV)
+	$(BIN)/python -m charts.schema
+	$(BIN)/python -m charts.golden
+	"$$($(BIN)/python -m charts.fetch_helm)" lint --strict charts/disagg
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

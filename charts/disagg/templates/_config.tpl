@@ -1,0 +1,52 @@
+{{/*
+The settings file of a process. One file holds everything but what differs from pod to pod (address,
+group name), which comes by environment. JSON, since that is what the processes read.
+*/}}
+
+{{/* Settings in camelCase to the spelling of the processes. Takes any value; returns JSON. */}}
+{{- define "disagg.snake" -}}
+{{- if kindIs "map" . -}}
+{{- $result := dict -}}
+{{- range $key, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $_ := set $result (snakecase $key) (include "disagg.snake" $value | fromJson).it -}}
+{{- end -}}
+{{- end -}}
+{{- dict "it" $result | toJson -}}
+{{- else -}}
+{{- dict "it" . | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes {root, workload}; returns the content of config.json. */}}
+{{- define "disagg.config" -}}
+{{- $root := .root -}}
+{{- $component := .workload.component -}}
+{{- $values := .workload.values -}}
+{{- $model := dict "path" $root.Values.model.path -}}
+{{- if $root.Values.model.name }}{{ $_ := set $model "name" $root.Values.model.name }}{{ end -}}
+{{- $config := dict
+      "model" $model
+      "store" (dict "url" (include "disagg.storeUrl" $root))
+      "listen" (dict "port" (int $values.ports.grpc))
+      "drain" (dict "propagation_s" $values.drain.propagationSeconds "max_s" $values.drain.maxSeconds)
+      "log" (dict "level" $root.Values.log.level "form" $root.Values.log.form) -}}
+{{- if eq $component "balancer" -}}
+{{- $_ := set $config.listen "host" "0.0.0.0" -}}
+{{- $_ := set $config "http" (dict "host" "0.0.0.0" "port" (int $values.ports.http)) -}}
+{{- else -}}
+{{- $_ := set $config "announce" (dict "balancers" (include "disagg.balancers" $root | fromJsonArray)) -}}
+{{- if $values.layout -}}
+{{- $_ := set $config "group" (dict "layout" $values.layout) -}}
+{{- else -}}
+{{- $_ := set $config "group" (dict "ranks" (int $values.ranks)) -}}
+{{- end -}}
+{{- if $root.Values.events.enabled -}}
+{{- $_ := set $config "events" (dict
+      "endpoint" (printf "tcp://*:%d" (int $root.Values.events.port))
+      "replay_endpoint" (printf "tcp://*:%d" (int $root.Values.events.replayPort))) -}}
+{{- end -}}
+{{- end -}}
+{{- $settings := (include "disagg.snake" $values.settings | fromJson).it -}}
+{{- mergeOverwrite $config $settings | toPrettyJson | replace "\\u0026" "&" -}}
+{{- end -}}
