@@ -30,12 +30,12 @@ def model_info(directory: Path, card: ModelCard) -> vllm_engine_pb2.GetModelInfo
     )
     defaults = {name: generation[name] for name in _SAMPLING if name in generation}
     info = vllm_engine_pb2.GetModelInfoResponse(
-        model_path=str(directory),
+        model_path=str(directory.resolve()),
         is_generation=True,
         max_context_length=card.max_model_len,
         vocab_size=card.vocab_size,
         served_model_name=card.name,
-        tokenizer_path=str(directory),
+        tokenizer_path=str(directory.resolve()),
         model_type=str(config.get("model_type", "")),
         architectures=[str(name) for name in config.get("architectures") or ()],
         eos_token_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
