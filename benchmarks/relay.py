@@ -9,7 +9,8 @@ router, router to the HTTP worker). Prints one object on its last line:
 
     chunks_per_s: {PATH: value}        workers answer at once; median over repetitions
     chunks_ratio: {PEER: value}        ours_http over the peer; median of pairs in turn
-    latency_ms: {PATH: {p50, p99}}     a request of 16 tokens, one every 40 ms
+    latency_ms: {PATH: {p50, p99}}     a request of 16 tokens, one every 40 ms; the streams begin
+                                       one after the other, so that they do not ask in bursts
     added_ms: {PATH: value}            p50 of the path less p50 of `direct`
     added_ratio: {PEER: value}         ours_http over the peer
     peers_missing: [NAME]              asked for and not there
@@ -30,14 +31,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from benchmarks.environment import REPOSITORY, describe, median, ratio_of_pairs
-from benchmarks.relay_load import Load, grpc_ask, http_ask, run
+from benchmarks.relay_load import GrpcAsker, HttpAsker, Load, run
 from kvstore import embedded
 
 SEED = 0
@@ -171,14 +172,21 @@ def summary(fast: dict[str, list[Load]], paced: dict[str, list[Load]]) -> dict[s
 async def _load(
     name: str, address: str, streams: int, requests: int, tokens: int, gap_us: int
 ) -> Load:
-    if name != "ours_grpc":
-        make: Callable[[], Any] = lambda: http_ask(  # noqa: E731 - the same shape as below
-            address, tokens=tokens, gap_us=gap_us
-        )
-        return await run(make, streams=streams, requests=requests)
-    async with grpc.aio.insecure_channel(address) as channel:
-        make = lambda: grpc_ask(channel, tokens=tokens, gap_us=gap_us)  # noqa: E731
-        return await run(make, streams=streams, requests=requests)
+    spread_s = tokens * gap_us / 1e6
+    if name == "ours_grpc":
+        async with grpc.aio.insecure_channel(address) as channel:
+            return await run(
+                lambda: GrpcAsker(channel, tokens=tokens, gap_us=gap_us),
+                streams=streams,
+                requests=requests,
+                spread_s=spread_s,
+            )
+    return await run(
+        lambda: HttpAsker(address, tokens=tokens, gap_us=gap_us),
+        streams=streams,
+        requests=requests,
+        spread_s=spread_s,
+    )
 
 
 def _at(values: Sequence[float], share: float) -> float:

@@ -138,7 +138,7 @@ async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             else:
                 _answer(writer)
             await writer.drain()
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
         pass
     finally:
         writer.close()
