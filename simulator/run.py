@@ -46,6 +46,7 @@ Report = Callable[[int, int], None]
 
 _RECORDS = 64  # decisions kept; nobody asks a simulated balancer for old ones
 _STALE_BEATS, _FORGET_BEATS = 5, 60
+_ASK_AGAIN_S = 0.25  # as the live balancer
 _MAX_WAIT_S = 60.0  # for room on decode, as in the live balancer's settings
 _LOOKS = 400
 _DRAIN_S = 7 * 86_400.0  # a run that has not ended by then never will
@@ -125,6 +126,7 @@ class Simulation:
         self._events = 0
         self._flights: dict[int, _Flight] = {}
         self._held: dict[int, _Flight] = {}
+        self._is_asking = False
         self._waiting = [0] * options.num_classes
         self._over = 0
         self._sequence = 0
@@ -257,16 +259,16 @@ class Simulation:
         flight.held_since = now
         self._held[flight.key] = flight
         self.samples.held += 1
-        self._at(now + self._beat_s, self._ask_again, flight.key)
+        if not self._is_asking:
+            self._is_asking = True
+            self._at(now + _ASK_AGAIN_S, self._ask_again)
 
-    def _ask_again(self, now: float, key: int) -> None:
-        flight = self._held.get(key)
-        if flight is None:
-            return
-        if self._place(now, flight):
-            del self._held[key]
-        else:
-            self._at(now + self._beat_s, self._ask_again, key)
+    def _ask_again(self, now: float) -> None:
+        """Some requests wait for time to pass, e.g. until they may borrow an engine."""
+        self._wake(now)
+        self._is_asking = bool(self._held)
+        if self._held:
+            self._at(now + _ASK_AGAIN_S, self._ask_again)
 
     def _wake(self, now: float) -> None:
         """Room was made: asks for the held requests in order, until one of a class must wait on."""
