@@ -49,19 +49,27 @@ def test_every_step_makes_the_predicted_collectives(backend, tmp_path, monkeypat
 
 @pytest.mark.medium
 @pytest.mark.timeout(90)
-def test_chaos_leaves_equal_channel_logs(tmp_path, monkeypatch):
-    check_chaos(3, 150, tmp_path, monkeypatch)
+@pytest.mark.parametrize("late", [False, True])
+def test_chaos_leaves_equal_channel_logs(late, tmp_path, monkeypatch):
+    check_chaos(3, 150, tmp_path, monkeypatch, late=late)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_chaos_of_5000_steps_leaves_equal_channel_logs(tmp_path, monkeypatch):
-    check_chaos(4, 5000, tmp_path, monkeypatch)
+@pytest.mark.parametrize("late", [False, True])
+def test_chaos_of_5000_steps_leaves_equal_channel_logs(late, tmp_path, monkeypatch):
+    check_chaos(4, 5000, tmp_path, monkeypatch, late=late)
 
 
-def check_chaos(num_ranks, steps, tmp_path, monkeypatch):
+def check_chaos(num_ranks, steps, tmp_path, monkeypatch, *, late):
     monkeypatch.syspath_prepend(RANKS)
-    options = {"model": str(SMALL_BLOCKS), "out": str(tmp_path), "steps": steps, "seed": 7}
+    options = {
+        "model": str(SMALL_BLOCKS),
+        "out": str(tmp_path),
+        "steps": steps,
+        "seed": 7,
+        "late_scheduling": late,
+    }
 
     assert run_group("engine_ranks:chaos", num_ranks, options, collective_timeout_s=20.0) == 0
 

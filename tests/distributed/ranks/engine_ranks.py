@@ -116,17 +116,22 @@ def run(context, options):
 
 
 def chaos(context, options):
-    """Random arrivals, aborts and a pool that is too small; every step against the prediction."""
+    """Random arrivals, aborts and a pool that is too small; every step against the prediction.
+
+    With late scheduling a step's collectives go on when the next one is open, so that only the
+    whole log can be compared.
+    """
     torch.set_num_threads(1)
     directory = Path(options["model"])
     sizes = ModelSizes.from_config(read_config(str(directory)))
     model = sizes.step_model()
     layout = Layout(dp=context.num_ranks, ep=context.num_ranks)
     settings = EngineSettings(
-        # Four pages: two sequences at most, and often not even those.
-        num_pages=5,
-        max_num_seqs=3,
+        # Six pages: three or four sequences fit when they are young, two when they are old.
+        num_pages=7,
+        max_num_seqs=4,
         max_num_batched_tokens=64,
+        late_scheduling=options["late_scheduling"],
         rank=context.rank,
         num_ranks=context.num_ranks,
     )
@@ -134,7 +139,7 @@ def chaos(context, options):
     engine = built.engine
     generator = np.random.default_rng((options["seed"], context.rank))
     live = []
-    number = rows = placeholders = busy = 0
+    number = rows = busy = 0
     for step in range(options["steps"] + 100):
         is_open = step < options["steps"]
         # Ranks are busy at different times: a quarter of the time nothing arrives at one of them.
@@ -145,14 +150,15 @@ def chaos(context, options):
             engine.add(
                 EngineRequest(
                     request_id=name,
-                    token_ids=tuple(generator.integers(2, 200, generator.integers(1, 50)).tolist()),
+                    token_ids=tuple(generator.integers(2, 200, generator.integers(1, 40)).tolist()),
+                    # Most grow to three or four pages.
                     sampling=SamplingParams(
-                        max_tokens=int(generator.integers(1, 70)), ignore_eos=True
+                        max_tokens=min(69, int(generator.integers(1, 140))), ignore_eos=True
                     ),
                 )
             )
             live.append(name)
-        if live and (not is_open or generator.random() < 0.03):
+        if live and (not is_open or generator.random() < 0.01):
             engine.abort(live.pop(int(generator.integers(len(live)))))
         if not is_open and not engine.has_work():
             engine.request_stop()
@@ -163,11 +169,13 @@ def chaos(context, options):
         engine.check_integrity()
         if engine.is_stop_agreed:
             break
-        sent = check_step(built.ports.ledger, decision, layout, model)
-        rows += sent
-        if decision.step_kind is not StepKind.NONE:
-            busy += 1
-            placeholders += sent == 0
+        if not settings.late_scheduling:
+            rows += check_step(built.ports.ledger, decision, layout, model)
+        busy += decision.step_kind is not StepKind.NONE
+    statistics = engine.statistics()
+    if not settings.late_scheduling:
+        # Every row that travelled is one of a step that was not a placeholder.
+        assert rows == statistics.computed_tokens
     totals = built.ports.ledger.totals()
     (Path(options["out"]) / f"chaos-{context.rank}.json").write_text(
         json.dumps(
@@ -176,10 +184,9 @@ def chaos(context, options):
                 "counts": {"/".join(key): count for key, count in totals.counts.items()},
                 "stopped": engine.is_stop_agreed,
                 "requests": number,
-                "rows": rows,
                 "busy": busy,
-                "placeholders": placeholders,
-                "preemptions": engine.statistics().preemptions,
+                "placeholders": statistics.placeholder_steps,
+                "preemptions": statistics.preemptions,
             }
         )
     )
