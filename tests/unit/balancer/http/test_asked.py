@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from balancer.http.asked import Asked, read_chat, read_completion
 from balancer.http.fields import Fields
@@ -222,3 +224,41 @@ def test_values_that_change_nothing_are_accepted() -> None:
         colour="blue",
     )
     assert asked.unknown == ("colour",)
+
+
+NAMES = [
+    *("prompt", "messages", "model", "max_tokens", "max_completion_tokens", "temperature"),
+    *("top_p", "top_k", "min_p", "n", "stop", "seed", "stream", "stream_options", "logprobs"),
+    *("top_logprobs", "echo", "logit_bias", "presence_penalty", "frequency_penalty", "user"),
+    *("repetition_penalty", "response_format", "tools", "tool_choice", "ignore_eos", "suffix"),
+    *("min_tokens", "stop_token_ids", "priority", "request_id", "cache_salt", "best_of"),
+    *("chat_template_kwargs", "thinking", "reasoning_effort", "return_token_ids", "unheard_of"),
+]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "include_usage", "thinking"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
+def test_whatever_a_body_holds_it_is_translated_or_refused(body: dict[str, Any]) -> None:
+    for read in (read_chat, lambda fields: read_completion(fields, max_prompts=3)):
+        try:
+            asked = read(Fields(body))
+        except InvalidRequest as error:
+            problem = error
+        else:
+            assert asked.messages
+            assert set(asked.unknown) <= set(body)
+            continue
+        assert problem.violations
+        assert problem.message
