@@ -190,7 +190,7 @@ def _of_value(values: _Values, node: yaml.Node, marks: dict[str, str], around: S
     if "settings" in marks:
         return settings_schema(settings_class(marks["settings"]))
     if "tiers" in marks:
-        name = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 16}
+        name = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 10}
         settings = settings_schema(settings_class("prefill"))
         keys = {**around, "name": name, "settings": settings}
         keys.pop("tiers", None)

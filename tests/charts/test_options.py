@@ -1,0 +1,394 @@
+"""What values do: kinds of workloads, names, placement, monitoring, gateways, the store."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.golden import CHART, render
+from tests.charts.conftest import Rendered, parse
+from tests.charts.objects import config, container, of_kind, one, pods, roles
+from tests.charts.schemas import problem
+
+pytestmark = pytest.mark.medium
+
+PREVIEW = "decode.ranks=16,decode.groupSize=2,lws.multiHostPreview=true"
+RULES = """\
+groups:
+  - name: disagg.sample
+    rules:
+      - record: disagg:requests:rate5m
+        expr: sum(rate(disagg_requests_total[5m]))
+      - alert: DisaggSample
+        expr: disagg_worker_ready == 0
+        for: 5m
+        labels: {severity: warning}
+        annotations: {summary: "{{ $labels.instance }} is not ready"}
+"""
+DASHBOARD = {"uid": "disagg-sample", "panels": [{"targets": [{"legendFormat": "{{model_name}}"}]}]}
+
+
+def balancers(objects: list[dict[str, Any]]) -> list[str]:
+    found = config(objects, "demo-disagg-prefill")["announce"]["balancers"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_members_reach_a_balancer_that_is_not_ready(rendered: Rendered) -> None:
+    """It becomes ready by their announcements, so its ready pods alone would never be any."""
+    objects = rendered()
+    [address] = balancers(objects)
+    host, _, port = address.partition(":")
+    service = one(objects, "Service", host.split(".")[0])
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert int(port) in {item["port"] for item in service["spec"]["ports"]}
+    assert host.split(".")[1:] == ["llm", "svc"]
+
+
+def test_one_balancer_is_replaced_not_doubled(rendered: Rendered) -> None:
+    [deployment] = [
+        item for name, item in of_kind(rendered(), "Deployment").items() if "balancer" in name
+    ]
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_members_announce_to_every_balancer_by_its_name(rendered: Rendered) -> None:
+    objects = rendered("--set", "balancer.kind=StatefulSet,balancer.replicas=3")
+    item = one(objects, "StatefulSet", "demo-disagg-balancer")
+    assert item["spec"]["serviceName"] == "demo-disagg-balancer-headless"
+    assert [address.split(".")[0] for address in balancers(objects)] == [
+        f"demo-disagg-balancer-{number}" for number in range(3)
+    ]
+    assert one(objects, "PodDisruptionBudget", "demo-disagg-balancer")
+    assert problem(item) is None
+
+
+def test_members_know_the_balancers_that_may_come(rendered: Rendered) -> None:
+    values = "balancer.kind=StatefulSet,balancer.autoscaling.enabled=true"
+    objects = rendered("--set", f"{values},balancer.autoscaling.maxReplicas=5")
+    assert len(balancers(objects)) == 5
+    scaler = one(objects, "HorizontalPodAutoscaler", "demo-disagg-balancer")
+    assert scaler["spec"]["scaleTargetRef"]["kind"] == "StatefulSet"
+    assert "replicas" not in one(objects, "StatefulSet", "demo-disagg-balancer")["spec"]
+    assert problem(scaler) is None
+
+
+def test_each_rank_has_a_port(rendered: Rendered) -> None:
+    objects = rendered("--set", "decode.ranks=4,events.enabled=true")
+    pod = one(objects, "Deployment", "demo-disagg-decode")["spec"]["template"]
+    ports = {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
+    assert {ports[name] for name in ports if name.startswith("grpc")} == set(range(50051, 50055))
+    assert {ports[f"events-{rank}"] for rank in range(4)} == set(range(5557, 5561))
+    assert {ports[f"replay-{rank}"] for rank in range(4)} == set(range(5657, 5661))
+    policy = one(objects, "NetworkPolicy", "demo-disagg-decode")
+    assert {"protocol": "TCP", "port": 50051, "endPort": 50054} in policy["spec"]["ingress"][0][
+        "ports"
+    ]
+    assert config(objects, "demo-disagg-decode")["events"] == {
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:5657",
+    }
+
+
+def test_a_group_over_pods_is_a_leader_worker_set(rendered: Rendered) -> None:
+    objects = rendered("--set", f"{PREVIEW},decode.gpu.count=8,decode.rdma.count=8")
+    item = one(objects, "LeaderWorkerSet", "demo-disagg-decode")
+    assert problem(item) is None
+    assert item["spec"]["leaderWorkerTemplate"]["size"] == 2
+    pod = item["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    limits = container(pod)["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["rdma/ib"]) == (8, 8)
+    assert len(container(pod)["ports"]) == 8
+    name = next(entry for entry in container(pod)["env"] if entry["name"] == "DISAGG_GROUP__NAME")
+    # Equal on all pods of a group, different between groups.
+    assert name["value"] == "demo-disagg-decode-$(GROUP_INDEX)"
+    assert "demo-disagg-decode" not in of_kind(objects, "Deployment")
+    # The controller makes a service of the set's name for its pods; ours must not be in the way.
+    assert "demo-disagg-decode" not in of_kind(objects, "Service")
+    policy = one(objects, "NetworkPolicy", "demo-disagg-decode")["spec"]
+    assert any("ports" not in rule for rule in policy["ingress"])
+
+
+def test_a_group_of_one_pod_is_named_after_it(rendered: Rendered) -> None:
+    pod = one(rendered(), "Deployment", "demo-disagg-prefill")["spec"]["template"]
+    variables = {entry["name"]: entry for entry in container(pod)["env"]}
+    field = variables["DISAGG_GROUP__NAME"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert field == "metadata.name"
+    address = variables["DISAGG_LISTEN__HOST"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert address == "status.podIP"
+
+
+def test_tiers_are_workloads_with_their_own_differences(rendered: Rendered) -> None:
+    values = (
+        "prefill.settings.engine.maxNumSeqs=8,"
+        "prefill.tiers[0].name=short,prefill.tiers[0].replicas=3,"
+        "prefill.tiers[1].name=long,prefill.tiers[1].ranks=2,"
+        "prefill.tiers[1].settings.engine.maxNumBatchedTokens=4096"
+    )
+    objects = rendered("--set", values)
+    short = one(objects, "Deployment", "demo-disagg-prefill-short")
+    assert short["spec"]["replicas"] == 3
+    assert short["spec"]["selector"]["matchLabels"]["disagg/tier"] == "short"
+    assert config(objects, "demo-disagg-prefill-short")["engine"] == {"max_num_seqs": 8}
+    long = config(objects, "demo-disagg-prefill-long")
+    assert long["engine"] == {"max_num_seqs": 8, "max_num_batched_tokens": 4096}
+    assert long["group"] == {"ranks": 2}
+    assert "demo-disagg-prefill" not in of_kind(objects, "Deployment")
+    assert all(problem(item) is None for item in objects)
+
+
+def test_a_role_may_say_no_where_the_defaults_say_yes(rendered: Rendered) -> None:
+    """Empty, false and zero are values too."""
+    values = (
+        "defaults.hostNetwork=true,balancer.hostNetwork=false,"
+        "defaults.priorityClassName=high,prefill.priorityClassName=,"
+        "prefill.replicas=2,decode.replicas=2,prefill.pdb.enabled=false,"
+        "prefill.drain.propagationSeconds=0"
+    )
+    objects = rendered("--set", values)
+    found = {where.split("-")[-1]: pod["spec"] for where, pod in roles(objects).items()}
+    assert ["hostNetwork" in found[role] for role in ("balancer", "prefill")] == [False, True]
+    assert ["priorityClassName" in found[role] for role in ("decode", "prefill")] == [True, False]
+    assert set(of_kind(objects, "PodDisruptionBudget")) == {"demo-disagg-decode"}
+    assert config(objects, "demo-disagg-prefill")["drain"]["propagation_s"] == 0
+
+
+def test_a_replica_alone_has_no_budget(rendered: Rendered) -> None:
+    # It would keep its node from ever being drained.
+    assert of_kind(rendered(), "PodDisruptionBudget") == {}
+
+
+def test_autoscaling_owns_the_replicas(rendered: Rendered) -> None:
+    objects = rendered(
+        "--set", f"prefill.autoscaling.enabled=true,decode.autoscaling.enabled=true,{PREVIEW}"
+    )
+    assert "replicas" not in one(objects, "Deployment", "demo-disagg-prefill")["spec"]
+    assert "replicas" not in one(objects, "LeaderWorkerSet", "demo-disagg-decode")["spec"]
+    target = one(objects, "HorizontalPodAutoscaler", "demo-disagg-decode")["spec"]["scaleTargetRef"]
+    assert target == {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "name": "demo-disagg-decode",
+    }
+
+
+def test_a_digest_goes_before_a_tag(rendered: Rendered) -> None:
+    digest = "sha256:" + "0" * 64
+    objects = rendered(
+        "--set", f"image.registry=r.example,image.digest={digest},prefill.image.repository=gpu"
+    )
+    images = {
+        where.split("-")[-1]: container(pod)["image"] for where, pod in roles(objects).items()
+    }
+    assert images["balancer"] == f"r.example/disagg@{digest}"
+    assert images["prefill"] == f"r.example/gpu@{digest}"
+
+
+def test_a_model_comes_from_a_volume(rendered: Rendered) -> None:
+    objects = rendered(
+        "--set", "model.volume.hostPath.path=/data,model.path=/models/v4,model.name=v4"
+    )
+    for where, pod in roles(objects).items():
+        mount = next(item for item in container(pod)["volumeMounts"] if item["name"] == "model")
+        assert mount == {"name": "model", "mountPath": "/models", "readOnly": True}
+        assert config(objects, where.split("/")[1])["model"] == {"path": "/models/v4", "name": "v4"}
+
+
+def test_a_password_is_a_file_and_nowhere_else(rendered: Rendered) -> None:
+    objects = rendered(
+        "--set",
+        "valkey.enabled=false,externalRedis.url=redis://h:6390/2?db=2,externalRedis.existingSecret=kv,"
+        "externalRedis.passwordKey=pw,externalRedis.integrity.existingSecret=sign,"
+        "externalRedis.ports={6390}",
+    )
+    url = config(objects, "demo-disagg-decode")["store"]["url"]
+    assert url == (
+        "redis://h:6390/2?db=2&password_file=/etc/disagg/store/password"
+        "&integrity_key_file=/etc/disagg/store-integrity/key"
+    )
+    assert "demo-disagg-valkey" not in of_kind(objects, "Deployment")
+    for where, pod in pods(objects):
+        secrets = [item["secret"] for item in pod["spec"]["volumes"] if "secret" in item]
+        names = {item["secretName"] for item in secrets}
+        assert names == (set() if where.startswith("Pod/") else {"kv", "sign"}), where
+        assert "secretKeyRef" not in json.dumps(pod)
+    egress = one(objects, "NetworkPolicy", "demo-disagg-decode")["spec"]["egress"]
+    assert {"ports": [{"protocol": "TCP", "port": 6390}]} in egress
+
+
+def test_the_store_forgets_what_nobody_uses(rendered: Rendered) -> None:
+    pod = one(rendered(), "Deployment", "demo-disagg-valkey")["spec"]["template"]
+    arguments = container(pod)["args"]
+    options = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert options["--maxmemory-policy"] == "volatile-lru"
+    assert (options["--save"], options["--appendonly"]) == ("", "no")
+
+
+def test_settings_reach_the_process_in_its_spelling(rendered: Rendered) -> None:
+    objects = rendered(
+        "--set",
+        "balancer.settings.admission.maxRunning=7,balancer.settings.http.reasoningField=both,"
+        "decode.settings.engine.kvMemoryBytes=68719476736,decode.settings.engine.lateScheduling=true",
+    )
+    balancer = config(objects, "demo-disagg-balancer")
+    assert balancer["admission"] == {"max_running": 7}
+    assert balancer["http"] == {"host": "0.0.0.0", "port": 8000, "reasoning_field": "both"}
+    engine = config(objects, "demo-disagg-decode")["engine"]
+    assert engine == {"kv_memory_bytes": 68719476736, "late_scheduling": True}
+
+
+def test_monitors_scrape_each_process_once(rendered: Rendered) -> None:
+    objects = rendered("--set", "metrics.serviceMonitor.enabled=true")
+    monitor = one(objects, "ServiceMonitor", "demo-disagg-balancer")
+    assert problem(monitor) is None
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
+    targets = [
+        (name, port["name"])
+        for name, service in of_kind(objects, "Service").items()
+        if selector <= service["metadata"]["labels"].items()
+        for port in service["spec"]["ports"]
+        if port["name"] == monitor["spec"]["endpoints"][0]["port"]
+    ]
+    assert targets == [("demo-disagg-balancer", "http")]
+
+
+@pytest.fixture(scope="module")
+def chart_with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart with one rule file and one dashboard more."""
+    chart = tmp_path_factory.mktemp("chart") / "disagg"
+    shutil.copytree(CHART, chart)
+    for name in ("rules", "dashboards"):
+        (chart / "files" / name).mkdir(exist_ok=True)
+    (chart / "files" / "rules" / "zz_sample.yaml").write_text(RULES, encoding="utf-8")
+    dashboard = chart / "files" / "dashboards" / "zz_sample.json"
+    dashboard.write_text(json.dumps(DASHBOARD), encoding="utf-8")
+    return chart
+
+
+def test_rules_and_dashboards_arrive_as_they_are(helm: Path, chart_with_files: Path) -> None:
+    """Their own braces survive; each file is an object, and all fit their schemas."""
+    values = (
+        "metrics.rules.enabled=true,metrics.dashboards.enabled=true,metrics.rules.labels.release=p"
+    )
+    objects = parse(render(helm, "--set", values, chart=chart_with_files))
+    rules = of_kind(objects, "PrometheusRule")
+    files = chart_with_files / "files"
+    assert len(rules) == len(list((files / "rules").glob("*.y*ml")))
+    assert rules["demo-disagg-zz-sample"]["spec"] == yaml.safe_load(RULES)
+    assert all(item["metadata"]["labels"]["release"] == "p" for item in rules.values())
+    boards = {
+        name: item
+        for name, item in of_kind(objects, "ConfigMap").items()
+        if item["metadata"]["labels"].get("grafana_dashboard") == "1"
+    }
+    assert len(boards) == len(list((files / "dashboards").glob("*.json")))
+    sample = boards["demo-disagg-dashboard-zz-sample"]
+    assert json.loads(sample["data"]["zz_sample.json"]) == DASHBOARD
+    assert sample["metadata"]["annotations"]["grafana_folder"] == "disagg"
+    assert {
+        name: problem(item) for name, item in {**rules, **boards}.items() if problem(item)
+    } == {}
+
+
+def test_a_rule_file_without_groups_is_refused(helm: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "disagg"
+    shutil.copytree(CHART, chart)
+    (chart / "files" / "rules").mkdir(exist_ok=True)
+    (chart / "files" / "rules" / "bad.yaml").write_text("rules: []\n", encoding="utf-8")
+    with pytest.raises(Exception, match=r"files/rules/bad.yaml has no groups"):
+        render(helm, "--set", "metrics.rules.enabled=true", chart=chart)
+
+
+def test_gateways_lead_to_the_balancer(rendered: Rendered) -> None:
+    objects = rendered(
+        "--set",
+        "gateway.httpRoute.enabled=true,gateway.httpRoute.parentRefs[0].name=edge,"
+        "gateway.httpRoute.hostnames={llm.example.org},"
+        "gateway.grpcRoute.enabled=true,gateway.grpcRoute.parentRefs[0].name=edge,"
+        "gateway.inferencePool.enabled=true,gateway.inferencePool.endpointPicker.name=picker",
+    )
+    ports = {
+        port["port"] for port in one(objects, "Service", "demo-disagg-balancer")["spec"]["ports"]
+    }
+    for kind in ("HTTPRoute", "GRPCRoute"):
+        route = one(objects, kind, "demo-disagg-balancer")
+        assert problem(route) is None
+        [backend] = route["spec"]["rules"][0]["backendRefs"]
+        assert backend["name"] == "demo-disagg-balancer"
+        assert backend["port"] in ports
+    pool = one(objects, "InferencePool", "demo-disagg-balancer")
+    assert problem(pool) is None
+    assert pool["spec"]["targetPorts"] == [{"number": 50051}]
+
+
+def test_only_who_must_may_talk(rendered: Rendered) -> None:
+    client = "networkPolicy.clients[0].podSelector.matchLabels.app=web"
+    policies = of_kind(rendered("--set", client), "NetworkPolicy")
+
+    def callers(name: str) -> set[str]:
+        found = set()
+        for rule in policies[name]["spec"]["ingress"]:
+            for peer in rule["from"]:
+                labels = peer.get("podSelector", {}).get("matchLabels", {})
+                found.add(labels.get("app") or labels.get("app.kubernetes.io/component", "any pod"))
+        return found
+
+    assert callers("demo-disagg-prefill") == {"balancer"}
+    assert callers("demo-disagg-decode") == {"balancer"}
+    assert callers("demo-disagg-valkey") == {"balancer", "prefill", "decode", "janitor"}
+    assert callers("demo-disagg-janitor") == set()
+    assert callers("demo-disagg-balancer") == {"web", "prefill", "decode", "test", "any pod"}
+    metrics_only = policies["demo-disagg-balancer"]["spec"]["ingress"][-1]
+    assert [port["port"] for port in metrics_only["ports"]] == [8000]
+
+
+def test_names_follow_the_release(helm: Path) -> None:
+    objects = parse(render(helm, release="disagg"))
+    assert "disagg-balancer" in of_kind(objects, "Deployment")
+    values = "nameOverride=" + "n" * 60 + ",prefill.tiers[0].name=" + "t" * 10
+    long = parse(render(helm, "--set", values, release="r" * 50))
+    assert all(len(item["metadata"]["name"]) <= 63 for item in long)
+    assert {item["kind"]: text for item in long if (text := problem(item))} == {}
+
+
+def test_further_objects_are_rendered(rendered: Rendered) -> None:
+    item = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}
+    objects = rendered("--set-json", f"extraObjects={json.dumps([item])}")
+    assert "demo-x" in of_kind(objects, "ConfigMap")
+
+
+def test_traces_name_their_process(rendered: Rendered) -> None:
+    objects = rendered("--set", "telemetry.otlpEndpoint=http://c:4317")
+    for where, pod in roles(objects).items():
+        variables = {entry["name"]: entry.get("value") for entry in container(pod)["env"]}
+        assert variables["OTEL_SERVICE_NAME"] == f"disagg-{where.split('-')[-1]}"
+        assert variables["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:4317"
+    egress = one(objects, "NetworkPolicy", "demo-disagg-prefill")["spec"]["egress"]
+    assert {"ports": [{"protocol": "TCP", "port": 4317}]} in egress
+
+
+def test_the_notes_say_what_cannot_run(helm: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "disagg"
+    shutil.copytree(CHART, chart)
+    shutil.copy(chart / "templates" / "NOTES.txt", chart / "notes.txt")
+    (chart / "templates" / "notes.yaml").write_text(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\n"
+        'data: {text: {{ tpl (.Files.Get "notes.txt") . | quote }}}\n',
+        encoding="utf-8",
+    )
+    plain = parse(render(helm, chart=chart))
+    text = one(plain, "ConfigMap", "notes")["data"]["text"]
+    assert "helm test demo -n llm" in text
+    assert "NOT RUNNABLE" not in text
+    values = f"{PREVIEW},decode.gpu.count=8,networkPolicy.enabled=false"
+    preview = parse(render(helm, "--set", values, chart=chart))
+    text = one(preview, "ConfigMap", "notes")["data"]["text"]
+    assert "NOT RUNNABLE YET: decode has groups over 2 pods" in text
+    assert "compute on the CPU" in text
+    assert "networkPolicy.enabled is false" in text
