@@ -1,10 +1,11 @@
 """Text to token ids and back: the only place of the system that knows text.
 
-Prompts: a conversation goes through the chat template of the model; plain text is encoded as it
-is. Special tokens may be written out in both (`<｜User｜>`). Where the model wants all prompts to
-start with its begin-of-sentence token (its chat template writes it, `add_bos_token` is set, or the
-tokenizer adds it by itself), plain text that does not start with it gets it in front, once; text
-that has it already is not given a second. Token ids from a caller are never touched.
+Prompts: a conversation goes through the chat template of the model, or through `encoding` where the
+model's family has none; plain text is encoded as it is. Special tokens may be written out in both
+(`<｜User｜>`). Where the model wants all prompts to start with its begin-of-sentence token (its chat
+template writes it, `add_bos_token` is set, or the tokenizer adds it by itself), plain text that does
+not start with it gets it in front, once; text that has it already is not given a second. Token ids
+from a caller are never touched.
 
 Answers: token ids become text piece by piece. A piece never holds half of a character: bytes wait
 until their character is complete, and a character that never completes becomes U+FFFD at the end.
@@ -25,6 +26,8 @@ from typing import Any, Protocol
 import jinja2
 import jinja2.sandbox
 import tokenizers
+
+from balancer.encoding import deepseek_v4
 
 CHAT_ROLES = ("system", "user", "assistant")
 _THINKING = ("<think>", "</think>")
@@ -115,6 +118,7 @@ class TextCodec:
             )
         except KeyError as error:
             raise ModelFilesError(f"{directory / 'config.json'} has no {error.args[0]}") from error
+        self._model_type = str(config.get("model_type", ""))
         settings = _read_json(directory / "tokenizer_config.json", required=False)
         self._specials = {key: _token_text(settings.get(key)) for key in ("bos_token", "eos_token")}
         self._template = _compile(settings.get("chat_template"), directory)
@@ -164,7 +168,7 @@ class TextCodec:
                     f"role {turn.role!r} is unknown; use one of {', '.join(CHAT_ROLES)}",
                 )
         if self._template is None:
-            raise TextError("chat", "the model has no chat template; send text or token_ids")
+            return self.encode_text(self._coded(turns, thinking=thinking, effort=effort), "chat")
         switches: dict[str, object] = {}
         if self._may_think and thinking is not None:
             switches |= {"thinking": thinking, "enable_thinking": thinking}
@@ -185,6 +189,23 @@ class TextCodec:
         except jinja2.TemplateError as error:
             raise TextError("chat", f"the chat template refused the messages: {error}") from error
         return self.encode_text(text, "chat")
+
+    def _coded(self, turns: Sequence[ChatTurn], *, thinking: bool | None, effort: str) -> str:
+        """The prompt of a model whose conversations are built by code."""
+        is_known = self._model_type == "deepseek_v4" and self._tokenizer is not None
+        if not is_known or not deepseek_v4.speaks(self._need_tokenizer("chat").token_to_id):
+            raise TextError("chat", "the model has no chat template; send text or token_ids")
+        if thinking and effort not in deepseek_v4.EFFORTS:
+            raise TextError(
+                "chat.reasoning_effort",
+                f"{effort!r} is not part of this version for this model; send low, or leave it out",
+            )
+        return deepseek_v4.render(
+            [(turn.role, turn.content) for turn in turns],
+            bos=self._specials["bos_token"],
+            eos=self._specials["eos_token"],
+            thinking=bool(thinking),
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out.

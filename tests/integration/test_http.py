@@ -7,12 +7,14 @@ import json
 import re
 from collections.abc import Iterator
 
+import grpc.aio
 import httpx2
 import openai
 import pytest
 
 from cli.local.launcher import System
 from client import AsyncClient, ChatMessage, Sampling
+from disagg.facade import vllm_engine_pb2, vllm_engine_pb2_grpc
 from tests.fakes.holdings import nothing_is_held
 from tests.fakes.processes import ROOT
 from tests.fakes.systems import launched
@@ -156,3 +158,33 @@ async def test_pages_for_operators(system: System) -> None:
         assert (await client.get("/ready")).status_code == 200
         text = (await client.get("/metrics")).text
         assert 'disagg_worker_ready{role="balancer"} 1.0' in text
+
+
+async def test_gateways_get_the_same_tokens(system: System) -> None:
+    """The published engine interface with a raw client."""
+    case = GOLDEN[0]
+    request = vllm_engine_pb2.GenerateRequest(
+        request_id="chatcmpl-gateway",
+        tokenized={"original_text": "", "input_ids": case["input_ids"]},
+        sampling_params={"temperature": 0.0, "max_tokens": 64, "ignore_eos": True},
+        stream=True,
+    )
+    async with grpc.aio.insecure_channel(system.address) as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        health = await stub.HealthCheck(vllm_engine_pb2.HealthCheckRequest(), timeout=20)
+        assert health.healthy
+        *chunks, last = [message async for message in stub.Generate(request, timeout=60)]
+        ids = [token for message in chunks for token in message.chunk.token_ids]
+        assert ids == list(last.complete.output_ids) == case["greedy_ids"]
+        loads = await stub.GetLoads(vllm_engine_pb2.GetLoadsRequest(), timeout=20)
+        assert len(loads.loads) == 2
+        assert all(load.max_total_num_tokens > 0 for load in loads.loads)
+        info = await stub.GetServerInfo(vllm_engine_pb2.GetServerInfoRequest(), timeout=20)
+        assert len(bytes.fromhex(info.pairing_protocol)) == 8
+        request.request_id, request.sampling_params.max_tokens = "chatcmpl-aborted", 3000
+        stream = stub.Generate(request, timeout=60)
+        await stream.read()
+        await stub.Abort(vllm_engine_pb2.AbortRequest(request_ids=["chatcmpl-aborted"]), timeout=20)
+        rest = [message async for message in stream]
+        assert rest[-1].complete.finish_reason == "abort"
+    await nothing_is_held(system)

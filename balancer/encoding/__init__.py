@@ -1,0 +1,1 @@
+"""Prompts of conversations for models that come without a chat template."""
