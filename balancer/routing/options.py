@@ -24,7 +24,9 @@ class RoutingOptions:
         round_s: Length of a round of engine shares.
         max_moves: Engines that may change their class in a round.
         min_gain: Share by which the worst backlog per engine must fall for a move.
-        starvation_s: Longest wait for an engine of one's own class; see `balancer.routing.classes`.
+        starvation_s: Longest wait for an engine of one's own class; see `balancer.routing.prefill`.
+        give_way_s: How long a request that misses its first-token target lets others go first.
+        refuse_late: Whether it is refused instead.
         reserve_share: Share of a decode member's KV capacity that stays free at admission.
         look_ahead: Requests that may be prefilled for a decode member beyond its slots.
         replicas: Balancers that share these members; above 1 their views are stale, so each
@@ -49,6 +51,8 @@ class RoutingOptions:
     max_moves: int = 2
     min_gain: float = 0.1
     starvation_s: float = 1.0
+    give_way_s: float = 0.0
+    refuse_late: bool = False
     reserve_share: float = 0.0
     look_ahead: int = 0
     replicas: int = 1
@@ -87,7 +91,13 @@ class RoutingOptions:
             raise ValueError(f"boundaries {self.boundaries} must be positive and ascending")
         for name in ("round_s", "first_output_tokens", "ttft_slo_s", "tpot_slo_s", "bucket_drift"):
             _check(name, getattr(self, name), positive=True)
-        for name in ("min_gain", "starvation_s", "transfer_s_per_token", "ttft_slo_per_token_s"):
+        for name in (
+            "min_gain",
+            "starvation_s",
+            "give_way_s",
+            "transfer_s_per_token",
+            "ttft_slo_per_token_s",
+        ):
             _check(name, getattr(self, name), positive=False)
         for name in ("prefill_scale", "temperature"):
             _check(name, getattr(self, name), positive=False)

@@ -14,6 +14,10 @@ prompt engine of its class stays behind. So starvation is bounded both ways: a l
 lender's wait above the larger of S and the borrower's wait (long work never starves short work,
 short work never long), and a request of a class without engines is placed within S of its arrival.
 The floor of `shares` gives every class an engine when there are enough of them.
+
+A request that would miss its first-token target wherever it may go gives way: until `give_way_s`
+after its arrival it takes an idle engine or is held, so that it does not make others late that can
+still be in time. With `refuse_late` it is refused instead.
 """
 
 from __future__ import annotations
@@ -56,6 +60,11 @@ class ByClass:
             case.now - case.request.arrived_at >= bound_s or not (can & ~is_mine).any()
         ):
             allowed = can
+        if is_late(case, columns, allowed):
+            if case.options.refuse_late:
+                exclude(cause, can, ExclusionCause.TOO_SLOW)
+            elif case.now - case.request.arrived_at < case.options.give_way_s:
+                allowed = allowed & (columns.requests == 0)
         exclude(cause, can & ~allowed & is_mine & is_moving, ExclusionCause.MOVING)
         exclude(cause, can & ~allowed & ~is_mine, ExclusionCause.OTHER_CLASS)
         exclude(cause, can & ~allowed, ExclusionCause.BUSY)
@@ -75,6 +84,16 @@ class ByClass:
             moving = np.array([name in shares.moving for name in fixed.ids], dtype=np.bool_)
             known = self._laid_out = (shares, fixed, served, moving)
         return known[2], known[3]
+
+
+def is_late(case: Case, columns: Columns, allowed: Mask) -> bool:
+    """Whether the first token would miss its target on every engine that may take the request."""
+    if not allowed.any():
+        return False
+    request = case.request
+    first_token_at = case.now + float(columns.quota_s[allowed].min()) + case.quota_s
+    target_s = case.options.ttft_target_s(request.num_tokens, request.ttft_slo_s)
+    return first_token_at > request.arrived_at + target_s
 
 
 def _can_be_lent(

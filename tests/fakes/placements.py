@@ -49,9 +49,10 @@ def place(
     now: float = 0.0,
 ) -> Placement:
     """Decides once."""
-    chosen = make_policy(policy, options) if isinstance(policy, str) else policy
+    if isinstance(policy, str):
+        policy = make_policy(policy, options)
     record = decide(
-        chosen,
+        policy,
         wanted or request(),
         views,
         rotation=rotation,

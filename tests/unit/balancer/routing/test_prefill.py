@@ -27,13 +27,14 @@ def choose(
     moving: tuple[str, ...] = (),
     waited_s: float = 0.0,
     views: list[MemberView] | None = None,
+    options: RoutingOptions = OPTIONS,
 ) -> Placement:
     found = views or [engine(name, wait_s=wait) for name, wait in waits.items()]
     return place(
         "deepseek",
         [*found, sink()],
         request(num_tokens, arrived_at=10.0 - waited_s),
-        options=OPTIONS,
+        options=options,
         knowledge=known(Shares(class_of=classes, moving=frozenset(moving)), num_classes=3),
         now=10.0,
     )
@@ -92,6 +93,37 @@ def test_a_class_whose_engines_are_gone_is_served_by_others() -> None:
     views = [engine("p0", exclusion=ExclusionCause.STALE), engine("p1", wait_s=0.5)]
     assert choose({}, {"p0": 0, "p1": 1}, views=views).verdict is Verdict.HOLD
     assert choose({}, {"p0": 0, "p1": 1}, views=views, waited_s=1.0).prefill_id == "p1"
+
+
+GIVING_WAY = dataclasses.replace(OPTIONS, give_way_s=10.0, ttft_slo_s=2.0, ttft_slo_per_token_s=0.0)
+
+
+def test_a_request_that_is_late_anyway_lets_others_go_first() -> None:
+    # 0.1 s of work: in time behind 1.8 s, late behind 2 s.
+    def chosen(wait_s: float, **more: float) -> Placement:
+        return choose({"p0": wait_s, "p1": 5.0}, {}, options=GIVING_WAY, **more)  # type: ignore[arg-type]
+
+    assert chosen(1.8).prefill_id == "p0"
+    held = chosen(2.0)
+    assert held.verdict is Verdict.HOLD
+    assert {item.cause for item in held.exclusions} == {ExclusionCause.BUSY}
+    assert chosen(0.0, waited_s=5.0).prefill_id == "p0"  # idle: nobody is made late
+    assert chosen(2.0, waited_s=9.9).verdict is Verdict.HOLD
+    assert chosen(2.0, waited_s=10.0).prefill_id == "p0"
+
+
+def test_a_late_request_is_refused_where_that_is_wanted() -> None:
+    options = dataclasses.replace(GIVING_WAY, refuse_late=True)
+    refused = choose({"p0": 2.0, "p1": 5.0}, {}, options=options)
+    assert refused.verdict is Verdict.REJECT
+    assert refused.retry_after_s == 2.0
+    assert choose({"p0": 1.8, "p1": 5.0}, {}, options=options).prefill_id == "p0"
+
+
+def test_what_the_caller_was_promised_is_the_target() -> None:
+    promised = request(1000, arrived_at=0.0, ttft_slo_s=0.5)
+    views = [engine("p0", wait_s=0.6), sink()]
+    assert place("deepseek", views, promised, options=GIVING_WAY).verdict is Verdict.HOLD
 
 
 def test_ties_go_to_fewer_tokens_then_by_turns() -> None:
@@ -158,6 +190,7 @@ def test_after_the_bound_every_request_is_placed(
     more_s=st.floats(0.001, 10.0),
     waited_s=st.sampled_from([0.0, S]),
     moving=st.sets(st.integers(0, 6)),
+    gives_way=st.booleans(),
 )
 def test_more_load_never_attracts_work(
     cluster: list[tuple[int, float]],
@@ -165,11 +198,13 @@ def test_more_load_never_attracts_work(
     more_s: float,
     waited_s: float,
     moving: set[int],
+    gives_way: bool,
 ) -> None:
     waits, classes = laid_out(cluster)
     names = tuple(f"p{i}" for i in moving if f"p{i}" in waits)
     views = [engine(name, wait_s=wait) for name, wait in waits.items()]
-    options = {"moving": names, "waited_s": waited_s}
+    rules = GIVING_WAY if gives_way else OPTIONS
+    options = {"moving": names, "waited_s": waited_s, "options": rules}
     chosen = choose({}, classes, num_tokens, views=views, **options).prefill_id  # type: ignore[arg-type]
     for index, view in enumerate(views):
         if view.member.member_id == chosen:
