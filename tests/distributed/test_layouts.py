@@ -139,7 +139,7 @@ def test_engines_without_prompts_serve_their_peers(tmp_path, monkeypatch):
     ("layout", "late"), [("dp=2,cp=2,ep=4", True), ("dp=2,attn_tp=2,path=a", False)]
 )
 def test_chaos_leaves_equal_memory_on_all_ranks_of_an_engine(layout, late, tmp_path, monkeypatch):
-    check_chaos(layout, 200, tmp_path, monkeypatch, late=late)
+    check_chaos(layout, 110, tmp_path, monkeypatch, late=late)
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def check_chaos(layout, steps, tmp_path, monkeypatch, *, late):
         assert len({member["memory"] for member in members}) == 1
         assert members[0]["placeholders"] > 0
     check_digests(run, ranks)
-    assert sum(rank["preemptions"] for rank in ranks) > 0
+    assert all(rank["preemptions"] > 0 for rank in ranks[:: run.engine_size])
     assert sum(rank["requests"] for rank in ranks) > steps / 20
 
 

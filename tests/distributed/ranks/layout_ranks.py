@@ -176,24 +176,21 @@ def chaos(context, options):
 
 
 def disturb(built, options, generator):
-    """Serves random requests, of which some are given up."""
-    served, live, number = built.engine, [], 0
+    """Serves random requests, of which some are given up, beside two that outgrow the pool."""
+    served, live, number = built.engine, [], 2
+    for name in ("0", "1"):
+        served.add(request_of(name, range(2, 32), 85))
     for step in range(options["steps"] + 100):
         is_open = step < options["steps"]
+        if step == options["steps"]:
+            live += ["0", "1"]
         # Engines are busy at different times.
         quiet = (step // 25) % 3 == 0 and generator.random() < 0.9
         if is_open and not quiet and len(live) < 6 and generator.random() < 0.4:
             name = str(number)
             number += 1
-            served.add(
-                EngineRequest(
-                    request_id=name,
-                    token_ids=tuple(generator.integers(2, 200, generator.integers(1, 40)).tolist()),
-                    sampling=SamplingParams(
-                        max_tokens=int(generator.integers(1, 90)), ignore_eos=True
-                    ),
-                )
-            )
+            prompt = generator.integers(2, 200, generator.integers(1, 40)).tolist()
+            served.add(request_of(name, prompt, int(generator.integers(1, 90))))
             live.append(name)
         if live and (not is_open or generator.random() < 0.02):
             served.abort(live.pop(int(generator.integers(len(live)))))
@@ -213,6 +210,14 @@ def disturb(built, options, generator):
         "preemptions": found.preemptions,
         "placeholders": found.placeholder_steps,
     }
+
+
+def request_of(name, prompt, most):
+    return EngineRequest(
+        request_id=name,
+        token_ids=tuple(prompt),
+        sampling=SamplingParams(max_tokens=most, ignore_eos=True),
+    )
 
 
 def digest_of(pool):
