@@ -3,8 +3,8 @@
 Prompts: a conversation goes through the chat template of the model, or through `encoding` where
 the model's family has none; plain text is encoded as it is. Special tokens may be written out in
 both (`<｜User｜>`). Where the model wants all prompts to start with its begin-of-sentence token
-(its chat template writes it, `add_bos_token` is set, or the tokenizer adds it by itself), plain text
-that does not start with it gets it in front, once; text that has it already is not given a second.
+(its chat template writes it, `add_bos_token` is set, or the tokenizer adds it by itself), plain
+text that does not start with it gets it in front, once; text that has it is not given a second.
 Token ids from a caller are never touched.
 
 Answers: token ids become text piece by piece. A piece never holds half of a character: bytes wait
