@@ -182,9 +182,11 @@ async def test_gateways_get_the_same_tokens(system: System) -> None:
         info = await stub.GetServerInfo(vllm_engine_pb2.GetServerInfoRequest(), timeout=20)
         assert len(bytes.fromhex(info.pairing_protocol)) == 8
         request.request_id, request.sampling_params.max_tokens = "chatcmpl-aborted", 3000
-        stream = stub.Generate(request, timeout=60)
-        await stream.read()
-        await stub.Abort(vllm_engine_pb2.AbortRequest(request_ids=["chatcmpl-aborted"]), timeout=20)
-        rest = [message async for message in stream]
+        abort = vllm_engine_pb2.AbortRequest(request_ids=["chatcmpl-aborted"])
+        rest = []
+        async for message in stub.Generate(request, timeout=60):
+            if not rest:
+                await stub.Abort(abort, timeout=20)
+            rest.append(message)
         assert rest[-1].complete.finish_reason == "abort"
     await nothing_is_held(system)
