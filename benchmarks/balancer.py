@@ -9,7 +9,7 @@ Prints one object on its last line:
         decisions_per_s     decisions with everything a live one needs: snapshot of the members,
                             choice, record in a full ring, the event for the memory, and the weight
                             of the choice put on both members and taken off again
-        us_per_decision     the same, in microseconds: median over batches of a hundred
+        us_per_decision     the same, in microseconds: median of single ones
         us_with_heartbeats  the same, when between two decisions two members announce themselves
         us_p99              of the single decision, without heartbeats
         cpu_us_per_decision processor time of one, which other work on the machine hardly moves
@@ -45,7 +45,6 @@ from benchmarks.environment import describe, median
 
 SIZES = (16, 128, 1024)
 RECORDS = 256
-BATCH = 100
 SEED = 0
 CONTEXT = 1 << 20
 
@@ -129,17 +128,13 @@ def measure(policy: str, num_members: int, decisions: int) -> dict[str, float]:
     cpu_s = time.thread_time()
     singles = [timed(fleet.decide) for _ in range(decisions)]
     cpu_s = time.thread_time() - cpu_s
-    batches = [
-        sum(singles[start : start + BATCH]) / BATCH
-        for start in range(0, decisions - BATCH + 1, BATCH)
-    ]
 
     def with_heartbeats() -> None:
         fleet.beat()
         fleet.decide()
 
     beaten = [timed(with_heartbeats) for _ in range(decisions)]
-    us = median(batches) * 1e6
+    us = median(singles) * 1e6
     return {
         "decisions_per_s": round(1e6 / us),
         "us_per_decision": round(us, 1),
