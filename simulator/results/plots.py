@@ -167,7 +167,10 @@ def imbalance(samples: Mapping[str, Samples]) -> Figure:
                 at, values, label=name, color=_colour(number), linewidth=1.6 if not number else 1.1
             )
         panel.set_ylabel(label, fontsize=9)
-        panel.set_ylim(bottom=1.0)
+        # One request alone is as uneven as can be; the first moments must not set the scale.
+        drawn = np.concatenate([line.get_ydata() for line in panel.get_lines()] or [np.ones(1)])
+        known = drawn[~np.isnan(drawn)]
+        panel.set_ylim(1.0, 1.3 * float(np.quantile(known, 0.95)) + 0.5 if len(known) else 2.0)
         panel.set_xlim(left=0)
         _plain(panel)
     panels[1].set_xlabel("minutes (running mean)", fontsize=9)
@@ -229,6 +232,8 @@ def _colour(number: int) -> str:
 
 
 def _seconds(value: float, _place: object) -> str:
+    if value < 1e-9:
+        return "0"
     if value < 1e-3:
         return f"{value * 1e6:g} us"
     return f"{value * 1e3:g} ms" if value < 1 else f"{value:g} s"
