@@ -12,7 +12,15 @@ from engine.kv_connector import InMemoryExport
 from engine.parallel.lockstep import IntArray
 from engine.parallel.votes import LocalVote
 from engine.plan import StepKind, StepPlan, StepResult
-from engine.request import EngineRequest, RequestFailed, RequestFinished, SamplingParams, TokenOut
+from engine.request import (
+    EngineEvent,
+    EngineRequest,
+    RequestFailed,
+    RequestFinished,
+    SamplingParams,
+    TokenOut,
+)
+from engine.scheduler import Preemption, Row, Schedule
 from tests.fakes.toy_engine import (
     BLOCK,
     assert_empty,
@@ -201,3 +209,18 @@ def test_a_stop_waits_for_the_step_in_flight() -> None:
     assert engine.is_stop_agreed
     assert len(runner.plans) == 1
     assert_empty(engine.statistics())
+
+
+def test_state_of_a_sequence_that_ended_meanwhile_is_not_moved() -> None:
+    engine, runner = make_engine(late_scheduling=True)
+    engine.add(request("a", 5, max_tokens=2))
+    engine.step()
+    (ended,) = engine._scheduler._running
+    drain(engine)
+    runner.fail_export = runner.fail_import = RuntimeError("its pages are somebody else's")
+    schedule = Schedule(
+        preempted=[Preemption(ended, (1, 2), 1, 6)], admitted=[ended], rows=[Row(ended, 1)]
+    )
+    events: list[EngineEvent] = []
+    assert engine._prepare(schedule, events) == []
+    assert events == []
