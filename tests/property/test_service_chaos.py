@@ -7,18 +7,23 @@ balancer would make; afterwards nobody holds anything.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
+from collections.abc import AsyncGenerator
 
 import pytest
 
+from decode_service.prefetch import PrefetchRequest
+from kvstore import Ticket
 from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError, StaleAttempt
+from prefill_service.prefill import Committed, PrefillEvent, PromptRequest
+from prefill_service.stored import BlocksStored
 from tests.fakes.services import (
     Rig,
     SequenceRequest,
     outcome,
     prompt,
     run_decode,
-    run_prefill,
     running_rig,
     tokens,
     until,
@@ -28,41 +33,93 @@ from tests.fakes.toy_runner import expected_tokens
 MAX_TRIES = 12
 
 
-async def _journey(rig: Rig, request_id: str, token_ids: tuple[int, ...], max_tokens: int):  # type: ignore[no-untyped-def]
+class _Ahead:
+    """A prefetch beside one attempt, told what prefill reports; ended with the attempt."""
+
+    def __init__(self, rig: Rig, asked: PromptRequest) -> None:
+        self._counts: asyncio.Queue[int | None] = asyncio.Queue()
+        request = PrefetchRequest(
+            request_id=asked.request_id,
+            attempt=asked.attempt,
+            token_ids=asked.token_ids,
+            cache_salt=asked.cache_salt,
+            credit_id="",
+        )
+        self._task = asyncio.create_task(rig.prefetches.run(request, self._told()))
+
+    async def _told(self) -> AsyncGenerator[int]:
+        while (count := await self._counts.get()) is not None:
+            yield count
+
+    def tell(self, event: PrefillEvent) -> None:
+        if isinstance(event, BlocksStored):
+            self._counts.put_nowait(event.num_blocks)
+        elif isinstance(event, Committed):
+            self._counts.put_nowait(None)
+
+    @property
+    def found_damage(self) -> bool:
+        done = self._task.done() and not self._task.cancelled()
+        return done and isinstance(self._task.exception(), BlockCorrupt)
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+async def _attempt(
+    rig: Rig, asked: PromptRequest, ahead: _Ahead | None, tickets: list[Ticket]
+) -> list[int]:
+    events: list[PrefillEvent] = []
+
+    async def emit(event: PrefillEvent) -> None:
+        events.append(event)
+        if ahead is not None:
+            ahead.tell(event)
+
+    await rig.prefill.run(asked, emit)
+    first, ticket = outcome(events)
+    if ticket is None:
+        return [first]
+    tickets.append(ticket)
+    sequence = SequenceRequest(
+        request_id=asked.request_id,
+        attempt=asked.attempt,
+        ticket=ticket,
+        token_ids=asked.token_ids,
+        num_generated=0,
+        sampling=asked.sampling,
+    )
+    return [first, *await run_decode(rig, sequence)]
+
+
+async def _journey(
+    rig: Rig, request_id: str, token_ids: tuple[int, ...], max_tokens: int, overlap: bool
+) -> list[int]:
     """One request with the retries of a balancer: what is missing or corrupt is computed anew."""
     attempt, num_tries, bypass = 1, 0, False
     while True:
-        ticket = None
+        asked = dataclasses.replace(
+            prompt(token_ids, request_id=request_id, attempt=attempt, max_tokens=max_tokens),
+            bypass_prefix=bypass,
+            report_stored=overlap,
+        )
+        ahead = _Ahead(rig, asked) if overlap else None
+        tickets: list[Ticket] = []
         try:
-            asked = prompt(
-                token_ids,
-                request_id=request_id,
-                attempt=attempt,
-                max_tokens=max_tokens,
-                bypass_prefix=bypass,
-            )
-            first, ticket = outcome(await run_prefill(rig, asked))
-            if ticket is None:
-                return [first]
-            sequence = SequenceRequest(
-                request_id=request_id,
-                attempt=attempt,
-                ticket=ticket,
-                token_ids=token_ids,
-                num_generated=0,
-                sampling=asked.sampling,
-            )
-            return [first, *await run_decode(rig, sequence)]
+            return await _attempt(rig, asked, ahead, tickets)
         except (BlockMissing, BlockCorrupt, StaleAttempt) as error:
             num_tries += 1
             if num_tries == MAX_TRIES:
                 raise
             attempt = max(attempt, error.newest if isinstance(error, StaleAttempt) else 0) + 1
-            bypass = isinstance(error, BlockCorrupt)
+            bypass = isinstance(error, BlockCorrupt) or (ahead is not None and ahead.found_damage)
         finally:
-            if ticket is not None:
+            for ticket in tickets:
                 # A ticket whose decode did not take it over is the caller's to drop.
                 rig.store.abort(ticket.handoff_id)
+            if ahead is not None:
+                await ahead.end()
 
 
 async def _damage(rig: Rig, generator: random.Random, rounds: int) -> int:
@@ -93,8 +150,11 @@ async def _damage(rig: Rig, generator: random.Random, rounds: int) -> int:
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("seed", "rounds"), [(0, 0), (1, 0), (2, 60), (3, 60), (4, 60), (5, 60)])
-async def test_survivors_are_exact_and_nothing_is_left(seed: int, rounds: int) -> None:
+async def test_survivors_are_exact_and_nothing_is_left(
+    seed: int, rounds: int, overlap: bool
+) -> None:
     generator = random.Random(seed)
     async with running_rig(
         prefill={"num_pages": 40, "max_num_seqs": 3, "max_waiting": 64},
@@ -107,7 +167,7 @@ async def test_survivors_are_exact_and_nothing_is_left(seed: int, rounds: int) -
             for idx in range(40)
         ]
         tasks = {
-            request_id: asyncio.create_task(_journey(rig, request_id, ids, 10))
+            request_id: asyncio.create_task(_journey(rig, request_id, ids, 10, overlap))
             for request_id, ids in requests
         }
         damaging = asyncio.create_task(_damage(rig, random.Random(seed), rounds))
@@ -116,6 +176,7 @@ async def test_survivors_are_exact_and_nothing_is_left(seed: int, rounds: int) -
             await asyncio.sleep(generator.random() * 0.01)
             tasks[victim].cancel()
         results = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert (rig.metrics.value("disagg_prefetch_blocks_total", result="used") > 0) is overlap
         assert (await damaging > 0) is (rounds > 0)
         for (request_id, ids), result in zip(requests, results, strict=True):
             if isinstance(result, asyncio.CancelledError):
