@@ -9,6 +9,9 @@ router, router to the HTTP worker). Prints one object on its last line:
 
     chunks_per_s: {PATH: value}        workers answer at once; median over repetitions
     chunks_ratio: {PEER: value}        ours_http over the peer; median of pairs in turn
+    cpu_us_per_chunk: {PATH: value}    CPU time of the router alone, at full speed, requests and
+                                       all; the figure that suffers least on a busy machine
+    cpu_ratio: {PEER: value}           ours_http over the peer
     latency_ms: {PATH: {p50, p99}}     a request of 16 tokens, one every 40 ms; the streams begin
                                        one after the other, so that they do not ask in bursts
     added_ms: {PATH: value}            p50 of the path less p50 of `direct`
@@ -25,6 +28,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,7 +37,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 
@@ -49,6 +53,13 @@ PEERS = {
     "sglang_router": ("-m", "sglang_router.launch_router", "--policy", "round_robin"),
 }
 _START_S = 40.0
+
+
+class Relay(NamedTuple):
+    """Where a path begins, and the process between it and the worker; 0: there is none."""
+
+    address: str
+    pid: int
 
 
 @contextlib.contextmanager
@@ -73,8 +84,8 @@ def started(*command: str) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def peer(python: str, arguments: Sequence[str], worker: str, port: int) -> Iterator[str]:
-    """Runs another router in front of a worker; yields its address.
+def peer(python: str, arguments: Sequence[str], worker: str, port: int) -> Iterator[Relay]:
+    """Runs another router in front of a worker.
 
     Raises:
         OSError: It is not there or does not answer.
@@ -88,7 +99,7 @@ def peer(python: str, arguments: Sequence[str], worker: str, port: int) -> Itera
     ):
         try:
             _wait_for_answer(address, process)
-            yield address
+            yield Relay(address, process.pid)
         finally:
             process.terminate()
             try:
@@ -121,24 +132,38 @@ def _wait_for_answer(address: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(
-    paths: dict[str, str], *, streams: int, repetitions: int, requests: int, paced_requests: int
+    paths: dict[str, Relay], *, streams: int, repetitions: int, requests: int, paced_requests: int
 ) -> dict[str, Any]:
     """Runs all paths in turn; returns the figures of the module's table."""
     fast: dict[str, list[Load]] = {name: [] for name in paths}
     paced: dict[str, list[Load]] = {name: [] for name in paths}
+    used: dict[str, list[float]] = {name: [] for name, relay in paths.items() if relay.pid}
     for _ in range(repetitions):
-        for name, address in paths.items():
+        for name, relay in paths.items():
             for kept, tokens, gap_us, count in (
                 (fast, TOKENS, 0, requests),
                 (paced, PACED_TOKENS, GAP_US, paced_requests),
             ):
-                load = asyncio.run(_load(name, address, streams, count, tokens, gap_us))
+                before_s = cpu_s(relay.pid)
+                load = asyncio.run(_load(name, relay.address, streams, count, tokens, gap_us))
                 kept[name].append(load)
-    return summary(fast, paced)
+                if kept is fast and relay.pid:
+                    used[name].append((cpu_s(relay.pid) - before_s) / load.chunks)
+    return summary(fast, paced, used)
 
 
-def summary(fast: dict[str, list[Load]], paced: dict[str, list[Load]]) -> dict[str, Any]:
-    """The figures of all runs."""
+def cpu_s(pid: int) -> float:
+    """CPU seconds a process has used, over all its threads; 0 for process 0."""
+    if not pid:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def summary(
+    fast: dict[str, list[Load]], paced: dict[str, list[Load]], used: dict[str, list[float]]
+) -> dict[str, Any]:
+    """The figures of all runs; `used` are CPU seconds a chunk."""
     rates = {name: [load.chunks / load.wall for load in loads] for name, loads in fast.items()}
     middle = {name: [_at(load.latencies, 0.5) for load in loads] for name, loads in paced.items()}
     tail = {name: [_at(load.latencies, 0.99) for load in loads] for name, loads in paced.items()}
@@ -152,6 +177,12 @@ def summary(fast: dict[str, list[Load]], paced: dict[str, list[Load]]) -> dict[s
         "chunks_per_s": {name: round(median(values)) for name, values in rates.items()},
         "chunks_ratio": {
             name: round(ratio_of_pairs(rates[OURS], rates[name]), 3) for name in peers
+        },
+        "cpu_us_per_chunk": {name: round(median(values) * 1e6, 1) for name, values in used.items()},
+        "cpu_ratio": {
+            name: round(median(used[OURS]) / median(used[name]), 1)
+            for name in peers
+            if OURS in used and name in used and median(used[name]) > 0
         },
         "latency_ms": {
             name: {
@@ -216,7 +247,12 @@ def main(arguments: list[str] | None = None) -> int:
             )
             enter(started("benchmarks.relay_workers", "grpc", "--balancer", balancer["address"]))
             worker = enter(started("benchmarks.relay_workers", "http"))["address"]
-            paths = {"direct": worker, OURS: balancer["http"], "ours_grpc": balancer["address"]}
+            pid = balancer["pid"]
+            paths = {
+                "direct": Relay(worker, 0),
+                OURS: Relay(balancer["http"], pid),
+                "ours_grpc": Relay(balancer["address"], pid),
+            }
             if options.peer_python and Path(options.peer_python).exists():
                 for number, (name, command) in enumerate(PEERS.items()):
                     port = options.peer_port + 10 * number

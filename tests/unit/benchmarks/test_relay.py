@@ -28,7 +28,10 @@ def test_figures_are_medians_and_ratios_of_pairs() -> None:
         "ours_http": [load(1.0, 0.2, 0.2), load(1.0, 0.2, 0.4)],
         "smg": [load(1.0, 0.15, 0.15), load(1.0, 0.15, 0.15)],
     }
-    found = summary(fast, paced)
+    used = {"ours_http": [2e-4, 4e-4], "smg": [1e-4, 1e-4]}
+    found = summary(fast, paced, used)
+    assert found["cpu_us_per_chunk"] == {"ours_http": 300.0, "smg": 100.0}
+    assert found["cpu_ratio"] == {"smg": 3.0}
     assert found["chunks_per_s"] == {"direct": 200, "ours_http": 38, "smg": 100}
     assert found["chunks_ratio"] == {"smg": 0.375}
     assert found["latency_ms"]["direct"] == {"p50": 100.0, "p99": 100.0}
@@ -44,6 +47,7 @@ def test_it_runs_without_other_routers(capsys: pytest.CaptureFixture[str]) -> No
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(found["chunks_per_s"]) == {"direct", "ours_http", "ours_grpc"}
     assert all(value > 0 for value in found["chunks_per_s"].values())
+    assert set(found["cpu_us_per_chunk"]) == {"ours_http", "ours_grpc"}
     assert found["peers_missing"] == list(relay.PEERS)
     assert found["latency_ms"]["direct"]["p50"] >= 15 * 40
 
