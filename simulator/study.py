@@ -7,11 +7,12 @@ estimate, price of a transfer) is derived from the profiles here, as a deploymen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
 from balancer.routing.options import RoutingOptions
+from balancer.routing.policies import POLICIES
 from balancer.routing.quota import FlopCount
 from simulator.machines import Machines
 from simulator.results.report import report
@@ -23,6 +24,7 @@ from simulator.topology import Topology
 from simulator.traces.trace import Trace
 
 _PROBE_TOKENS = 8192
+_WORDS = {"true": True, "false": False}
 Progress = Callable[[str, int, int], None]
 """Told the policy, and how many requests of how many are over."""
 
@@ -93,17 +95,19 @@ def run_policy(
     """Simulates one policy.
 
     Args:
+        name: Of the policy; options of its own may follow, as in `deepseek:refuse_late=true`.
         journal: Takes every input of placement, line by line; see `simulator.replay`.
 
     Raises:
         ValueError: no such policy.
     """
     machines = Machines(study.topology)
-    options = policy_options(study, machines)
+    policy, changes = parse_policy(name)
+    options = policy_options(study, machines, changes)
     return Simulation(
         trace=study.trace,
         machines=machines,
-        policy=name,
+        policy=policy,
         options=options,
         report=None if progress is None else lambda done, total: progress(name, done, total),
         journal=journal,
@@ -121,7 +125,42 @@ def compare(
     return figures, samples
 
 
-def policy_options(study: Study, machines: Machines) -> RoutingOptions:
+def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
+    """A policy and the options that were given with it: `NAME` or `NAME:option=value:...`.
+
+    Raises:
+        ValueError: no such policy or option, or a value that cannot be.
+    """
+    name, *given = text.split(":")
+    if name not in POLICIES:
+        raise ValueError(f"no policy {name!r}; there are: {', '.join(sorted(POLICIES))}")
+    plain = {
+        option.name: getattr(RoutingOptions(), option.name)
+        for option in fields(RoutingOptions)
+        if isinstance(getattr(RoutingOptions(), option.name), bool | int | float)
+    }
+    changes: dict[str, Any] = {}
+    for part in given:
+        option, _, value = part.partition("=")
+        if option not in plain:
+            raise ValueError(
+                f"{text!r}: no option {option!r}; there are: {', '.join(sorted(plain))}"
+            )
+        kind = type(plain[option])
+        try:
+            changes[option] = _WORDS[value] if kind is bool else kind(value)
+        except (KeyError, ValueError):
+            raise ValueError(
+                f"{text!r}: {option} is {value!r}; wanted like {option}="
+                f"{str(plain[option]).lower()}"
+            ) from None
+    RoutingOptions(**changes)
+    return name, changes
+
+
+def policy_options(
+    study: Study, machines: Machines, changes: Mapping[str, Any] | None = None
+) -> RoutingOptions:
     """What a deployment on these machines would tell its policies."""
     cost = machines.prefill_cost
     keep = study.topology.front.replay_tokens or None
@@ -147,7 +186,7 @@ def policy_options(study: Study, machines: Machines) -> RoutingOptions:
         **_step_prices(machines),
         "transfer_s_per_token": transfer_s,
     }
-    return RoutingOptions(**(known | dict(study.options or {})))
+    return RoutingOptions(**(known | dict(study.options or {}) | dict(changes or {})))
 
 
 def _step_prices(machines: Machines) -> dict[str, float]:

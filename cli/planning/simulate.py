@@ -38,7 +38,8 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "--policy",
         default=DEFAULT_POLICY,
         metavar="A,B",
-        help=f"policies to compare, or `all` (default {DEFAULT_POLICY})",
+        help=f"policies to compare, or `all`; with options as deepseek:refuse_late=true (default "
+        f"{DEFAULT_POLICY})",
     )
     parser.add_argument(
         "--topology", type=Path, metavar="FILE", help="the cluster, as TOML or JSON"
@@ -101,15 +102,16 @@ def _check_plots(directory: Path) -> None:
 
 def _policies(text: str) -> list[str]:
     from balancer.routing.policies import POLICIES
+    from simulator.study import parse_policy
 
-    known = list(POLICIES)
-    names = known if text == "all" else list(dict.fromkeys(filter(None, text.split(","))))
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown or not names:
-        raise usage(
-            f"--policy {text}: no policy {unknown[0] if unknown else text!r}; there are: "
-            f"{', '.join(sorted(known))}"
-        )
+    names = list(dict.fromkeys(filter(None, text.split(","))))
+    if "all" in names:
+        names = [*POLICIES, *(name for name in names if name not in {"all", *POLICIES})]
+    try:
+        for name in names or [text]:
+            parse_policy(name)
+    except ValueError as error:
+        raise usage(f"--policy: {error}") from error
     return names
 
 

@@ -9,7 +9,7 @@ import pytest
 from balancer.routing.options import RoutingOptions
 from simulator.machines import Machines
 from simulator.results.slo import Slo
-from simulator.study import class_names, compare, make_study, policy_options
+from simulator.study import class_names, compare, make_study, parse_policy, policy_options
 from simulator.topology import Topology, parse_topology
 from simulator.traces.formats import read_trace
 from simulator.traces.trace import Trace
@@ -53,6 +53,22 @@ def test_policies_are_told_the_targets_and_the_compute_estimate() -> None:
         64, 64 * machines.work.read_bytes(16_384), 64 * machines.decode_lockstep
     )
     assert step == pytest.approx(true, rel=0.1)
+
+
+def test_a_policy_may_come_with_options() -> None:
+    assert parse_policy("random") == ("random", {})
+    name, changes = parse_policy("deepseek:refuse_late=true:round_s=2.5:max_moves=3")
+    assert (name, changes) == ("deepseek", {"refuse_late": True, "round_s": 2.5, "max_moves": 3})
+    study = make_study(HEAD, Topology())
+    assert policy_options(study, Machines(Topology()), changes).refuse_late
+
+
+@pytest.mark.medium
+def test_options_change_what_a_policy_does() -> None:
+    study = make_study(HEAD, None, load=1.5)
+    figures, _ = compare(study, ["deepseek", "deepseek:refuse_late=true"])
+    assert figures["deepseek"]["rejected"] == 0
+    assert figures["deepseek:refuse_late=true"]["refused_why"]["late"] > 0
 
 
 def test_options_can_be_changed() -> None:

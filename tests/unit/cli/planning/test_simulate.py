@@ -75,6 +75,10 @@ def test_the_table_names_every_policy(capsys: pytest.CaptureFixture[str], short:
     [
         (("--policy", "best"), "no policy 'best'; there are: deepseek"),
         (("--policy", ","), "no policy"),
+        (("--policy", "deepseek:fast=1"), "no option 'fast'; there are: "),
+        (("--policy", "deepseek:round_s=x"), "round_s is 'x'; wanted like round_s=5.0"),
+        (("--policy", "deepseek:refuse_late=1"), "wanted like refuse_late=false"),
+        (("--policy", "deepseek:round_s=-1"), "round_s"),
         (("--load", "0"), "--load 0.0: give a positive number"),
         (("--load", "nan"), "--load nan"),
         (("--hardware", "h900"), "hardware 'h900' is unknown; known: a800"),
