@@ -59,7 +59,11 @@ CHART_SETS = {
     "log.form": "log.form",
     "events.endpoint": "events.port",
     "events.replay_endpoint": "events.replayPort",
+    "metrics.host": "the pod",
+    "metrics.port": "ports.metrics",
 }
+NOT_YET = frozenset({"metrics.host", "metrics.port"})
+"""Settings the chart sets where prefill and decode have them; those of this version do not."""
 
 Schema = dict[str, Any]  # JSON
 
@@ -90,7 +94,7 @@ def settings_schema(settings: type[Settings]) -> Schema:
             return translate(definitions[node["$ref"].rpartition("/")[2]], path)
         if "allOf" in node and len(node["allOf"]) == 1:
             return translate(node["allOf"][0], path)
-        kept = {
+        kept: Schema = {
             key: node[key]
             for key in ("description", "type", "enum", "pattern", "items", "minimum", "maximum")
             if key in node and not (key == "description" and "properties" in node)

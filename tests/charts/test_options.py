@@ -258,6 +258,30 @@ def test_monitors_scrape_each_process_once(rendered: Rendered) -> None:
     assert targets == [("demo-disagg-balancer", "http")]
 
 
+def test_ranks_are_scraped_where_they_have_metrics(helm: Path, tmp_path: Path) -> None:
+    """For services with the setting metrics.port; without it the monitor is refused."""
+    chart = tmp_path / "disagg"
+    shutil.copytree(CHART, chart)
+    path = chart / "files" / "settings.json"
+    known = json.loads(path.read_text(encoding="utf-8"))
+    for role in ("prefill", "decode"):
+        known[role] = sorted({*known[role], "metrics.port", "metrics.host"})
+    path.write_text(json.dumps(known), encoding="utf-8")
+    values = "metrics.podMonitor.enabled=true,decode.ranks=3"
+    objects = parse(render(helm, "--set", values, chart=chart))
+    pod = one(objects, "Deployment", "demo-disagg-decode")["spec"]["template"]
+    ports = {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
+    monitor = one(objects, "PodMonitor", "demo-disagg-decode")
+    scraped = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+    assert [ports[name] for name in scraped] == [9090, 9091, 9092]
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
+    assert selector <= pod["metadata"]["labels"].items()
+    assert config(objects, "demo-disagg-decode")["metrics"] == {"host": "0.0.0.0", "port": 9090}
+    policy = one(objects, "NetworkPolicy", "demo-disagg-decode")["spec"]["ingress"]
+    assert {"protocol": "TCP", "port": 9090, "endPort": 9092} in policy[1]["ports"]
+    assert {item["kind"]: text for item in objects if (text := problem(item))} == {}
+
+
 @pytest.fixture(scope="module")
 def chart_with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The chart with one rule file and one dashboard more."""

@@ -70,6 +70,10 @@ CASES = {
         "events.replayPort 5558 lies within the 2 ports of events.port from 5557",
     ),
     "events-on-grpc": ("events.enabled=true,events.port=50051", "lies within the 1 ports"),
+    "monitor-without-metrics": (
+        "metrics.podMonitor.enabled=true",
+        "prefill and decode have no port for metrics in this version",
+    ),
     "scaling-backwards": (
         "prefill.autoscaling.enabled=true,prefill.autoscaling.minReplicas=9",
         "prefill.autoscaling: minReplicas 9 exceeds maxReplicas 4",
@@ -117,3 +121,7 @@ def test_an_api_that_the_cluster_lacks_is_named(helm: Path, values: str, api: st
     ) as caught:
         render(helm, "--set", values, apis=())
     assert api in str(caught.value)
+
+
+def test_an_old_cluster_is_refused(refused: Callable[..., str]) -> None:
+    assert "incompatible with Kubernetes v1.31" in refused("--kube-version", "1.31.0")

@@ -41,6 +41,12 @@ group name), which comes by environment. JSON, since that is what the processes 
 {{- else -}}
 {{- $_ := set $config "group" (dict "ranks" (int $values.ranks)) -}}
 {{- end -}}
+{{- if include "disagg.hasSetting" (dict "root" $root "component" $component "key" "metrics.port") -}}
+{{- $_ := set $config "metrics" (dict "port" (int $values.ports.metrics)) -}}
+{{- if include "disagg.hasSetting" (dict "root" $root "component" $component "key" "metrics.host") -}}
+{{- $_ := set $config.metrics "host" "0.0.0.0" -}}
+{{- end -}}
+{{- end -}}
 {{- if $root.Values.events.enabled -}}
 {{- $_ := set $config "events" (dict
       "endpoint" (printf "tcp://*:%d" (int $root.Values.events.port))

@@ -81,6 +81,12 @@ component, name, tier, and values: `defaults`, over them the role's, over them t
 {{- dict "items" $items | toJson -}}
 {{- end -}}
 
+{{/* Whether a role has a setting; empty if not. Takes {root, component, key}. */}}
+{{- define "disagg.hasSetting" -}}
+{{- $known := index (.root.Files.Get "files/settings.json" | fromJson) .component -}}
+{{- if has .key $known }}yes{{ end -}}
+{{- end -}}
+
 {{/* Most pods of a workload, with autoscaling or without. */}}
 {{- define "disagg.maxReplicas" -}}
 {{- if .autoscaling.enabled }}{{ .autoscaling.maxReplicas }}{{ else }}{{ .replicas }}{{ end -}}

@@ -4,7 +4,6 @@ particular order, so each that could fail in another way runs this first.
 */}}
 {{- define "disagg.validate" -}}
 {{- include "disagg.validateStore" . -}}
-{{- $known := .Files.Get "files/settings.json" | fromJson -}}
 {{- range (include "disagg.workloads" . | fromJson).items -}}
 {{- $where := .component -}}
 {{- if .tier }}{{ $where = printf "prefill tier %s" .tier }}{{ end -}}
@@ -26,7 +25,7 @@ particular order, so each that could fail in another way runs this first.
 {{- if has .name $names }}{{ fail (printf "prefill.tiers has two entries called %s" .name) }}{{ end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
-{{- if and .Values.metrics.podMonitor.enabled (not (has "metrics.port" $known.prefill)) -}}
+{{- if and .Values.metrics.podMonitor.enabled (not (include "disagg.hasSetting" (dict "root" . "component" "prefill" "key" "metrics.port"))) -}}
 {{- fail "metrics.podMonitor.enabled is true, but prefill and decode have no port for metrics in this version (no setting metrics.port): switch it off; their state is in the balancer's metrics and in AdminService.GetServerInfo" -}}
 {{- end -}}
 {{- range $route := list "httpRoute" "grpcRoute" -}}
@@ -123,14 +122,19 @@ particular order, so each that could fail in another way runs this first.
 {{- if gt (int $last) 65535 -}}
 {{- fail (printf "%s.ports.grpc %d leaves no room for %d ranks below 65536" .where (int $values.ports.grpc) $perPod) -}}
 {{- end -}}
+{{- $bases := dict "ports.grpc" (int $values.ports.grpc) -}}
+{{- if include "disagg.hasSetting" (dict "root" .root "component" .workload.component "key" "metrics.port") -}}
+{{- $_ := set $bases "ports.metrics" (int $values.ports.metrics) -}}
+{{- end -}}
 {{- if .root.Values.events.enabled -}}
-{{- $bases := dict "ports.grpc" (int $values.ports.grpc) "events.port" (int .root.Values.events.port) "events.replayPort" (int .root.Values.events.replayPort) -}}
+{{- $_ := set $bases "events.port" (int .root.Values.events.port) -}}
+{{- $_ := set $bases "events.replayPort" (int .root.Values.events.replayPort) -}}
+{{- end -}}
 {{- $where := .where -}}
 {{- range $name, $port := $bases -}}
 {{- range $other, $from := $bases -}}
 {{- if and (ne $name $other) (le (int $from) (int $port)) (lt (int $port) (int (add $from $perPod))) -}}
 {{- fail (printf "%s: %s %d lies within the %d ports of %s from %d: each rank takes the port plus its number; keep them %d apart" $where $name (int $port) $perPod $other (int $from) $perPod) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
