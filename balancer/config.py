@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 from typing import Literal
 
 from pydantic import model_validator
 
+from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import POLICIES
+from balancer.routing.quota import FlopCount
 from runtime.bundled import default_model
 from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
@@ -17,6 +21,7 @@ FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce", "events")
 """Sections of prefill and decode that may stand in a shared file or environment."""
 
 
+_ROUTING, _FLOPS = RoutingOptions(), FlopCount()
 _CONTROL_CALLS = 128  # heartbeats, probes and the like that are served beside requests
 
 
@@ -43,7 +48,33 @@ class AdmissionSettings(Settings):
 
     max_running: int = setting(256, help="requests in flight at once", ge=1)
     max_waiting: int = setting(512, help="requests that may wait for a place", ge=0)
+    max_waiting_per_class: int | None = setting(
+        None, help="of those, requests of one length class; absent: all of them", ge=0
+    )
     max_wait_s: float = setting(60.0, help="seconds a request may wait for a place", gt=0)
+    ageing_s: float = setting(
+        10.0, help="seconds of waiting that one step of priority is worth", ge=0
+    )
+    tenant_weights: dict[str, float] = setting(
+        {}, help="share of a tenant (its cache salt) in the queue; others have 1"
+    )
+    quantum_tokens: int = setting(8192, help="prompt tokens of a tenant's turn", ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AdmissionSettings:
+        if self.max_waiting_per_class is not None and (
+            self.max_waiting_per_class > self.max_waiting
+        ):
+            raise ValueError(
+                f"max_waiting_per_class {self.max_waiting_per_class} exceeds max_waiting "
+                f"{self.max_waiting}; raise the latter"
+            )
+        for tenant, weight in self.tenant_weights.items():
+            if not (weight > 0 and math.isfinite(weight)):
+                raise ValueError(
+                    f"tenant_weights: {weight} of {tenant!r} must be positive and finite"
+                )
+        return self
 
 
 class MembershipSettings(Settings):
@@ -139,13 +170,105 @@ class FacadeSettings(Settings):
     )
 
 
+class FlopSettings(Settings):
+    """The cost of a prefill before any has been measured."""
+
+    per_token: float = setting(_FLOPS.per_token, help="FLOP of a new token", gt=0)
+    per_pair: float = setting(
+        _FLOPS.per_pair, help="FLOP of a pair of a new and an earlier token", gt=0
+    )
+    flops_per_s: float = setting(
+        _FLOPS.flops_per_s, help="FLOP a second that one engine sustains", gt=0
+    )
+    fixed_s: float = setting(_FLOPS.fixed_s, help="seconds of a prefill apart from that", gt=0)
+
+
 class RoutingSettings(Settings):
     """Placement."""
 
-    policy: str = setting(
-        "least_outstanding", help=f"placement policy: {', '.join(sorted(POLICIES))}"
-    )
+    policy: str = setting("deepseek", help=f"placement policy: {', '.join(sorted(POLICIES))}")
     records: int = setting(1024, help="requests whose placement decisions are kept", ge=1)
+    lookup_s: float = setting(
+        0.1, help="seconds to find out what of a prompt is stored; 0: do not ask", ge=0
+    )
+    record_path: Path | None = setting(
+        None, help="new file that every input of placement is written to, for a replay"
+    )
+    record_max_bytes: int = setting(1 << 30, help="size at which such a file ends", ge=1)
+    boundaries: tuple[int, ...] = setting(
+        _ROUTING.boundaries, help="prompt lengths at which a new length class begins"
+    )
+    flops: FlopSettings = FlopSettings()
+    forgetting: float = setting(
+        _ROUTING.forgetting, help="weight of a measured prefill once the next came", gt=0, le=1
+    )
+    first_output_tokens: float = setting(
+        _ROUTING.first_output_tokens, help="expected answer before one has ended"
+    )
+    round_s: float = setting(_ROUTING.round_s, help="seconds between two looks at engine shares")
+    max_moves: int = setting(_ROUTING.max_moves, help="engines that may change class in a round")
+    min_gain: float = setting(
+        _ROUTING.min_gain, help="share by which the worst backlog must fall for a move"
+    )
+    starvation_s: float = setting(
+        _ROUTING.starvation_s, help="longest wait for an engine of one's own length class"
+    )
+    give_way_s: float = setting(
+        _ROUTING.give_way_s, help="seconds that a request which is late lets others go first"
+    )
+    refuse_late: bool = setting(
+        _ROUTING.refuse_late, help="refuse what would miss its first-token target everywhere"
+    )
+    reserve_share: float = setting(
+        _ROUTING.reserve_share, help="share of a decode member's KV kept free at admission"
+    )
+    look_ahead: int = setting(
+        _ROUTING.look_ahead, help="requests prefilled for a decode member beyond its slots"
+    )
+    replicas: int = setting(_ROUTING.replicas, help="balancers that share these members")
+    salt: str = setting(_ROUTING.salt, help="name of this balancer among its replicas")
+    ttft_slo_s: float = setting(
+        _ROUTING.ttft_slo_s, help="first-token target in seconds, its constant part"
+    )
+    ttft_slo_per_token_s: float = setting(
+        _ROUTING.ttft_slo_per_token_s, help="first-token target, part of each prompt token"
+    )
+    tpot_slo_s: float = setting(_ROUTING.tpot_slo_s, help="target per output token in seconds")
+    transfer_s_per_token: float = setting(
+        _ROUTING.transfer_s_per_token, help="seconds to fetch one token's KV from elsewhere"
+    )
+    step_s: float = setting(_ROUTING.step_s, help="mooncake: seconds of a decode step")
+    step_s_per_request: float = setting(
+        _ROUTING.step_s_per_request, help="mooncake: what a running request adds to it"
+    )
+    step_s_per_token: float = setting(
+        _ROUTING.step_s_per_token, help="mooncake: what a token of KV adds to it"
+    )
+    busy_at: int = setting(
+        _ROUTING.busy_at, help="ondemand: outstanding requests at which prefill refuses"
+    )
+    prefill_scale: float = setting(
+        _ROUTING.prefill_scale, help="dynamo_kv: weight of prefill tokens"
+    )
+    temperature: float = setting(
+        _ROUTING.temperature, help="dynamo_kv: softness of the choice; 0 takes the best"
+    )
+    weights: dict[str, float] = setting(
+        dict(_ROUTING.weights), help="llmd_weighted: weight of each scorer"
+    )
+    bucket_drift: float = setting(
+        _ROUTING.bucket_drift, help="sgl_bucket: ratio of loads at which buckets are cut anew"
+    )
+
+    def options(self) -> RoutingOptions:
+        """As policies take them.
+
+        Raises:
+            ValueError: An option cannot be; the message names it and its value.
+        """
+        names = {field.name for field in dataclasses.fields(RoutingOptions)} - {"flops"}
+        values = {name: getattr(self, name) for name in names}
+        return RoutingOptions(**values, flops=FlopCount(**self.flops.model_dump()))
 
     @model_validator(mode="after")
     def _known(self) -> RoutingSettings:
@@ -153,6 +276,7 @@ class RoutingSettings(Settings):
             raise ValueError(
                 f"policy {self.policy!r} is unknown; there are: {', '.join(sorted(POLICIES))}"
             )
+        self.options()
         return self
 
 

@@ -24,6 +24,7 @@ from balancer.journey.failures import Remedy, final_error, newest_attempt, remed
 from balancer.journey.gate import Gate
 from balancer.journey.handover import Routed
 from balancer.journey.placement import Placer
+from balancer.journey.prefixes import Prefixes
 from balancer.journey.request import Delta, Final, FinishReason, Request
 from balancer.journey.retry import Leg, Outage, RequestRetries, RetryBudget, backoff_s
 from balancer.journey.running import RequestCancelled, RunningRequests, deadline_passed
@@ -82,6 +83,7 @@ class Pipeline:
         running: One place per request id.
         gate: Admission.
         placer: Finds pairs of members.
+        prefixes: Knows what of a prompt is stored.
         members: Told about members that vanished.
         peers: Calls to the members.
         handoffs: The store's hand-offs, to drop abandoned ones.
@@ -97,6 +99,7 @@ class Pipeline:
         running: RunningRequests,
         gate: Gate,
         placer: Placer,
+        prefixes: Prefixes,
         members: Membership,
         peers: Peers,
         handoffs: Handoffs,
@@ -112,6 +115,7 @@ class Pipeline:
         self._running = running
         self._gate = gate
         self._placer = placer
+        self._prefixes = prefixes
         self._members = members
         self._peers = peers
         self._handoffs = handoffs
@@ -173,15 +177,14 @@ class Pipeline:
         request = journey.request
         try:
             self._refuse_under_pressure()
-            async with (
-                self._running.scope(request),
-                self._gate.slot(request.request_id, priority=request.priority),
-            ):
-                while not journey.is_over:
-                    try:
-                        await attempt(journey)
-                    except (DisaggError, StreamBroken) as error:
-                        await self._give_up_or_go_on(journey, error)
+            async with self._running.scope(request):
+                journey.stored_tokens = await self._prefixes.stored_tokens(request)
+                async with self._gate.slot(self._placer.applicant(journey)):
+                    while not journey.is_over:
+                        try:
+                            await attempt(journey)
+                        except (DisaggError, StreamBroken) as error:
+                            await self._give_up_or_go_on(journey, error)
         except RequestCancelled:
             journey.transcript.finish_reason = FinishReason.ABORT
             self._endings.cancelled(journey, "operator")
@@ -193,7 +196,7 @@ class Pipeline:
             self._endings.failed(journey, Reason.CALLER_LEFT)
             raise
         finally:
-            self._placer.look_again()
+            self._placer.finished(journey)
 
     def _refuse_under_pressure(self) -> None:
         """New work is turned away before the store itself turns away what was admitted."""
@@ -238,6 +241,7 @@ class Pipeline:
         timing, transcript = journey.timing, journey.transcript
         timing.prefill_member = pair.prefill.member_id
         committed: Committed | None = None
+        resumed: int | None = None
         stream = self._peers.prefill(
             pair.prefill,
             call,
@@ -251,6 +255,7 @@ class Pipeline:
                 async for event in events:
                     match event:
                         case PrefixHit():
+                            resumed = event.cached_tokens
                             timing.prefix_load_us = event.load_us
                             timing.prefix_bytes += event.num_bytes
                             if journey.attempt == 1:
@@ -262,6 +267,9 @@ class Pipeline:
                         case FirstToken():
                             timing.prefill_queue_us = event.queue_us
                             timing.prefill_us = event.compute_us
+                            self._placer.prefill_ended(
+                                journey, compute_s=event.compute_us / 1e6, cached_tokens=resumed
+                            )
                             await self._relay(journey, _as_tokens(event, call))
                             if transcript.is_finished and event.finish_reason is None:
                                 return None  # a stop text: the hand-off is not wanted any more
@@ -274,6 +282,7 @@ class Pipeline:
                             pass
             is_over = True
         finally:
+            self._placer.prefill_ended(journey, compute_s=None)  # unless it was told before
             if ahead is not None:
                 ahead.finish()
             if not is_over:

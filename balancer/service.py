@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -24,17 +24,21 @@ from balancer.http.app import make_app
 from balancer.http.generation import Parts
 from balancer.http.server import serving
 from balancer.intake import Intake
+from balancer.journal import recorded_router
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.gate import Gate
 from balancer.journey.placement import Placer
+from balancer.journey.prefixes import Prefixes, PrefixStore
 from balancer.journey.retry import RetryBudget
 from balancer.journey.running import RunningRequests
 from balancer.journey.state import Limits
+from balancer.journey.tiers import Tiers
 from balancer.membership import Membership, Role
 from balancer.pipeline import Handoffs, Pipeline
 from balancer.remote.peers import GrpcPeers
 from balancer.route import ROUTE, RoutingFace
 from balancer.route import SERVICE as ROUTING_SERVICE
+from balancer.router import Router
 from balancer.routing.policies import make_policy
 from balancer.server import (
     GENERATE,
@@ -64,7 +68,7 @@ _log = get_logger(__name__)
 _CLEANUP_S = 1.0
 
 
-class SharedStore(Handoffs, Protocol):
+class SharedStore(Handoffs, PrefixStore, Protocol):
     """What a balancer asks of the shared store."""
 
     async def is_reachable(self) -> bool:
@@ -85,6 +89,8 @@ class Balancer:
     metrics: Metrics
     host: Host
     members: Membership
+    router: Router
+    tiers: Tiers
     admission: Admission
     running: RunningRequests
     peers: GrpcPeers
@@ -105,6 +111,8 @@ class Balancer:
         sizes = self.admission.statistics()
         self.metrics.set("disagg_requests_running", sizes.running, role="balancer")
         self.metrics.set("disagg_requests_waiting", sizes.waiting, role="balancer")
+        snapshot, knowledge = self.members.snapshot(now), self.router.knowledge()
+        self.tiers.publish(self.metrics, knowledge.own, snapshot.decode, now)
         self.store.look_at_pressure()
         if not self.members.can_serve(now):
             return Condition(is_ready=False, cause="no_members")
@@ -253,29 +261,37 @@ def assemble(
     store: SharedStore,
     peers: GrpcPeers,
     cleanups: CleanUps,
+    record: Callable[[str], None] | None = None,
 ) -> Balancer:
     """The parts of a balancer.
+
+    Args:
+        record: Takes every input of placement as a line; None: nothing is recorded.
 
     Raises:
         ModelFilesError: The model directory cannot be used.
     """
     codec = TextCodec(settings.model.path, name=settings.model.name)
     metrics = Metrics()
-    members = Membership(
-        stale_after_s=settings.membership.stale_after_s,
-        forget_after_s=settings.membership.forget_after_s,
-    )
+    members, router = _router(settings, record)
+    tiers = Tiers(settings.routing.boundaries, settings.routing.round_s)
     errors = ErrorMap()
     errors.register(TextError, text_error)
     host = _host(settings, clock, metrics, errors)
     admission = Admission(
-        max_running=settings.admission.max_running, max_waiting=settings.admission.max_waiting
+        max_running=settings.admission.max_running,
+        max_waiting=settings.admission.max_waiting,
+        max_waiting_per_class=settings.admission.max_waiting_per_class,
+        num_classes=len(tiers.names),
+        weights=settings.admission.tenant_weights,
+        quantum_tokens=settings.admission.quantum_tokens,
+        ageing_s=settings.admission.ageing_s,
     )
     running, limits = RunningRequests(clock), _limits(settings.limits)
     placer = Placer(
         members=members,
-        policy=make_policy(settings.routing.policy),
-        decisions=DecisionRing(settings.routing.records),
+        router=router,
+        tiers=tiers,
         peers=peers,
         cleanups=cleanups,
         clock=clock,
@@ -284,8 +300,11 @@ def assemble(
     )
     pipeline = Pipeline(
         running=running,
-        gate=Gate(admission, clock, max_wait_s=settings.admission.max_wait_s),
+        gate=Gate(admission, clock, max_wait_s=settings.admission.max_wait_s, metrics=metrics),
         placer=placer,
+        prefixes=Prefixes(
+            store, members, clock, limit_s=settings.routing.lookup_s, metrics=metrics
+        ),
         members=members,
         peers=peers,
         handoffs=store,
@@ -303,6 +322,8 @@ def assemble(
         metrics=metrics,
         host=host,
         members=members,
+        router=router,
+        tiers=tiers,
         admission=admission,
         running=running,
         peers=peers,
@@ -319,6 +340,27 @@ def assemble(
             max_timeout_s=settings.limits.max_timeout_s,
         ),
     )
+
+
+def _router(
+    settings: BalancerSettings, record: Callable[[str], None] | None
+) -> tuple[Membership, Router]:
+    """Members and who chooses among them, written down or not."""
+    routing, membership = settings.routing, settings.membership
+    if record is not None:
+        return recorded_router(
+            record,
+            policy=routing.policy,
+            options=routing.options(),
+            stale_after_s=membership.stale_after_s,
+            forget_after_s=membership.forget_after_s,
+            records=routing.records,
+        )
+    members = Membership(
+        stale_after_s=membership.stale_after_s, forget_after_s=membership.forget_after_s
+    )
+    policy = make_policy(routing.policy, routing.options())
+    return members, Router(members=members, policy=policy, decisions=DecisionRing(routing.records))
 
 
 def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics, errors: ErrorMap) -> Host:

@@ -57,8 +57,14 @@ _REMEDIES: dict[Reason, Remedy] = {
 _BROKEN_STREAM = Remedy(cause="broken_stream", suspects_member=True)
 
 
+class Refused(Overloaded):
+    """The balancer itself turns the request away; no attempt follows, the caller may come again."""
+
+
 def remedy_for(error: DisaggError | StreamBroken) -> Remedy | None:
     """How to go on; None if the error is final."""
+    if isinstance(error, Refused):
+        return None
     if isinstance(error, StreamBroken):
         return _BROKEN_STREAM
     return _REMEDIES.get(error.reason)

@@ -1,9 +1,10 @@
 """A pair of members with a slot, for the length of one attempt.
 
-The policy chooses, the decision is recorded, the weight of the request goes on both members before
-anything is awaited (so that the next decision sees it), then decode is asked for a slot. A member
-that has no room is passed over; when all are full the request waits, within bounds, for one that
-ends. Whatever way the attempt ends, weight and slot go back.
+The router chooses and records, the weight of the request goes on both members before anything is
+awaited (so that the next decision sees it), then decode is asked for a slot. A member that has no
+room is passed over; when all are full, or when the policy holds the request back, it waits, within
+bounds, for somebody to end. Whatever way the attempt ends, weight and slot go back, and the router
+is told what became of the prefill and of the request.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from balancer.decisions import DecisionRing, decide
 from balancer.journey.cleanup import CleanUps
-from balancer.journey.failures import no_pair_error
+from balancer.journey.failures import Refused, no_pair_error
+from balancer.journey.gate import Applicant
+from balancer.journey.request import FinishReason
 from balancer.journey.retry import Leg
 from balancer.journey.state import Journey, Limits, Pair
+from balancer.journey.tiers import Tiers
 from balancer.membership import ExclusionCause, Member, Membership
 from balancer.remote.peers import Peers
-from balancer.routing.base import Placement, PlacementRequest, Policy
+from balancer.router import Router
+from balancer.routing.base import Placement, PlacementRequest, Verdict
 from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
 from runtime.errors import DisaggError, Overloaded, Reason, TooLate, Unavailable
@@ -30,6 +34,12 @@ _CLEANUP_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a member may get room without telling us
 _RETRY_AFTER_S = 1.0
 _PASSING = (ExclusionCause.SUSPECT, ExclusionCause.STALE, ExclusionCause.NOT_READY)
+_OUTCOMES = {
+    Verdict.PLACE: "pair",
+    Verdict.HOLD: "hold",
+    Verdict.REJECT: "reject",
+    Verdict.NO_PAIR: "none",
+}
 
 
 class Placer:
@@ -37,8 +47,8 @@ class Placer:
 
     Args:
         members: Who could serve.
-        policy: Chooses a pair.
-        decisions: Keeps the record of every choice.
+        router: Chooses a pair and keeps the record of every choice.
+        tiers: Told about prefill work that begins and ends.
         peers: Calls to the members.
         cleanups: Gives slots back.
     """
@@ -47,8 +57,8 @@ class Placer:
         self,
         *,
         members: Membership,
-        policy: Policy,
-        decisions: DecisionRing,
+        router: Router,
+        tiers: Tiers,
         peers: Peers,
         cleanups: CleanUps,
         clock: Clock,
@@ -56,15 +66,29 @@ class Placer:
         metrics: Metrics,
     ) -> None:
         self._members = members
-        self._policy = policy
-        self._decisions = decisions
+        self._router = router
+        self._tiers = tiers
         self._peers = peers
         self._cleanups = cleanups
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
-        self._rotation = 0
         self._room = asyncio.Event()
+        self._held = 0
+
+    def applicant(self, journey: Journey) -> Applicant:
+        """The request as it asks for admission."""
+        request, num_tokens = journey.request, len(journey.request.token_ids)
+        quota = self._router.knowledge().quota
+        return Applicant(
+            request_id=request.request_id,
+            priority=request.priority,
+            length_class=self._tiers.class_of(num_tokens),
+            tenant=request.tenant,
+            uncached_tokens=max(1, num_tokens - journey.stored_tokens),
+            deadline=request.deadline,
+            needs_s=quota.seconds(num_tokens, journey.stored_tokens),
+        )
 
     def look_again(self) -> None:
         """Wakes requests that wait for room or for a member; cheap, any number of times."""
@@ -95,8 +119,45 @@ class Placer:
 
     def take_weight_off(self, journey: Journey, *members: Member) -> None:
         """The attempt's work on these members is done; idempotent."""
+        now = self._clock.now()
         for member in members:
-            self._members.unassign(member.member_id, journey.work_id)
+            self._members.unassign(member.member_id, journey.work_id, now=now)
+
+    def prefill_ended(
+        self, journey: Journey, *, compute_s: float | None, cached_tokens: int | None = None
+    ) -> None:
+        """The prefill of this attempt is over; only the first word on an attempt counts.
+
+        Args:
+            compute_s: What it took to compute; None if it failed.
+            cached_tokens: What it took from the store; None if it did not say.
+        """
+        if journey.prefilled_attempt == journey.attempt:
+            return
+        journey.prefilled_attempt = journey.attempt
+        self._tiers.end(journey.work_id)
+        self._router.prefill_ended(
+            journey.request.request_id,
+            self._clock.now(),
+            compute_s=compute_s,
+            cached_tokens=cached_tokens,
+        )
+        if self._held:
+            self.look_again()
+
+    def finished(self, journey: Journey) -> None:
+        """The request left for good; to be called once."""
+        transcript = journey.transcript
+        is_complete = transcript.is_finished or transcript.seq >= journey.request.max_tokens
+        if transcript.finish_reason is FinishReason.ABORT or journey.handover is not None:
+            is_complete = False
+        if journey.is_placed:  # else another call may run under this id
+            self._router.finished(
+                journey.request.request_id,
+                self._clock.now(),
+                output_tokens=transcript.seq if is_complete else None,
+            )
+        self.look_again()
 
     async def _find_pair(self, journey: Journey) -> Pair:
         """Chooses until a decode member grants a slot; waits, within bounds, for room."""
@@ -106,9 +167,20 @@ class Placer:
         while True:
             self._room.clear()
             placement = self._place(journey, full)
+            if placement.verdict is Verdict.REJECT:
+                self._metrics.count("disagg_admission_rejections_total", reason="SLO_MISSED")
+                raise Refused(
+                    f"the request is refused: {placement.reason}; try again in "
+                    f"{placement.retry_after_s:.1f} s",
+                    retry_after_s=placement.retry_after_s,
+                )
+            if placement.verdict is Verdict.HOLD:
+                await self._hold(journey, placement)
+                full.clear()
+                continue
             if placement.prefill is not None and placement.decode is not None:
                 prefill, decode = placement.prefill.member, placement.decode.member
-                credit_id = await self._reserve(journey, prefill, decode)
+                credit_id = await self._reserve(journey, placement, prefill, decode)
                 if credit_id is not None:
                     return Pair(prefill=prefill, decode=decode, credit_id=credit_id)
                 full.add(decode.member_id)
@@ -120,52 +192,89 @@ class Placer:
             if self._clock.now() - started_at >= self._patience_s(journey, placement, error):
                 raise error
             full.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_AGAIN_S):
-                    await self._room.wait()
+            await self._wait_for_room(_LOOK_AGAIN_S)
+
+    async def _hold(self, journey: Journey, placement: Placement) -> None:
+        """Waits for somebody to end, or until the policy wants to be asked again.
+
+        Raises:
+            TooLate: There is no first token in its time.
+        """
+        due = journey.request.arrived_at + self._limits.first_token_s
+        if not journey.transcript.seq and self._clock.now() >= due:
+            raise TooLate(
+                f"no first token within {self._limits.first_token_s:g} s: {placement.reason}",
+                reason=Reason.FIRST_TOKEN_LATE,
+            )
+        self._held += 1
+        try:
+            await self._wait_for_room(min(placement.retry_after_s, _LOOK_AGAIN_S))
+        finally:
+            self._held -= 1
+
+    async def _wait_for_room(self, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._room.wait()
 
     def _place(self, journey: Journey, full: set[str]) -> Placement:
-        """Asks the policy and keeps the record."""
-        now = self._clock.now()
-        request = PlacementRequest(
-            request_id=journey.request.request_id,
+        """Asks the router, which keeps the record."""
+        now, request = self._clock.now(), journey.request
+        num_tokens = len(request.token_ids) + journey.transcript.seq
+        asked = PlacementRequest(
+            request_id=request.request_id,
             attempt=journey.attempt,
-            num_tokens=len(journey.request.token_ids) + journey.transcript.seq,
-            max_new_tokens=journey.request.max_tokens - journey.transcript.seq,
+            num_tokens=num_tokens,
+            max_new_tokens=request.max_tokens - journey.transcript.seq,
             avoid=frozenset(journey.avoid),
             full=frozenset(full),
+            cached_tokens=journey.expected_cached,
+            priority=request.priority,
+            tenant=request.tenant,
+            arrived_at=request.arrived_at,
+            deadline=request.deadline,
+            ttft_slo_s=request.ttft_slo_s,
+            tpot_slo_s=request.tpot_slo_s,
         )
-        record = decide(
-            self._policy, request, self._members.views(now), rotation=self._rotation, now=now
-        )
-        self._rotation += 1
-        self._decisions.append(record)
-        self._count("none" if record.placement.decode is None else "pair")
-        return record.placement
+        placement = self._router.place(asked, now).placement
+        journey.is_placed = True
+        self._count(_OUTCOMES[placement.verdict], placement)
+        return placement
 
-    async def _reserve(self, journey: Journey, prefill: Member, decode: Member) -> str | None:
+    async def _reserve(
+        self, journey: Journey, placement: Placement, prefill: Member, decode: Member
+    ) -> str | None:
         """Puts the request's weight on both members and takes a slot; None if there is none."""
         journey.enter(Leg.RESERVE, decode)
-        request = journey.request
-        num_tokens = len(request.token_ids) + request.max_tokens
+        request, now = journey.request, self._clock.now()
+        num_tokens = len(request.token_ids) + journey.transcript.seq
         # Before the first await: the next decision has to see this one.
         self._members.assign(
-            prefill.member_id, journey.work_id, len(request.token_ids) + journey.transcript.seq
+            prefill.member_id, journey.work_id, num_tokens, quota_s=placement.quota_s, now=now
         )
-        self._members.assign(decode.member_id, journey.work_id, num_tokens)
-        now = self._clock.now()
+        self._members.assign(
+            decode.member_id, journey.work_id, num_tokens + placement.output_tokens, now=now
+        )
+        self._tiers.begin(
+            journey.work_id,
+            placement.length_class,
+            max(1, num_tokens - journey.expected_cached),
+            now,
+        )
         for member in (prefill, decode):
             self._members.probe(member.member_id, now)
-        remaining_s = request.deadline - now
-        timeout_s = hop_timeout_s(remaining_s, self._limits.reserve_s)
+        timeout_s = hop_timeout_s(request.deadline - now, self._limits.reserve_s)
         credit_id: str | None = None
         try:
             credit_id = await self._peers.reserve(
-                decode, request.request_id, num_tokens, timeout_s=timeout_s
+                decode,
+                request.request_id,
+                len(request.token_ids) + request.max_tokens,
+                timeout_s=timeout_s,
             )
             self.absolve(decode.member_id)
         except Overloaded:
-            self._count("full")
+            self._count("full", placement)
             self.absolve(decode.member_id)
         except TooLate as error:
             raise Unavailable(
@@ -175,12 +284,16 @@ class Placer:
             ) from error
         finally:
             if credit_id is None:
+                self._tiers.end(journey.work_id)
                 self.take_weight_off(journey, prefill, decode)
         return credit_id
 
-    def _count(self, outcome: str) -> None:
+    def _count(self, outcome: str, placement: Placement) -> None:
         self._metrics.count(
-            "disagg_route_decisions_total", policy=self._policy.name, outcome=outcome
+            "disagg_route_decisions_total",
+            policy=self._router.policy.name,
+            tier=self._tiers.names[placement.length_class],
+            outcome=outcome,
         )
 
     def _patience_s(self, journey: Journey, placement: Placement, error: DisaggError) -> float:

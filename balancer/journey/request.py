@@ -54,6 +54,7 @@ class Request:
         last_seq: Tokens up to this number were received before and are not handed out again.
         arrived_at: Monotonic seconds of the balancer's clock.
         deadline: The same clock; nothing goes on after it.
+        ttft_slo_s, tpot_slo_s: Targets of the caller; None: those of the settings.
     """
 
     request_id: str
@@ -64,6 +65,13 @@ class Request:
     last_seq: int = 0
     cache_salt: str = ""
     priority: int = 0
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose share of the queue it counts to; whoever isolates a cache is a tenant."""
+        return self.cache_salt
 
     @property
     def max_tokens(self) -> int:

@@ -78,6 +78,9 @@ class Journey:
         outage: What is waited for.
         bypass_prefix: Stored prefixes are not to be trusted for this request.
         avoid: Members this request should not meet again.
+        stored_tokens: Prompt tokens that were in the store when the request came.
+        is_placed: The router knows the request.
+        prefilled_attempt: The latest attempt whose prefill is known to be over.
         handover: Set once the caller goes on alone.
     """
 
@@ -93,6 +96,9 @@ class Journey:
     bypass_prefix: bool = False
     avoid: set[str] = field(default_factory=set)
     cached_tokens: int = 0
+    stored_tokens: int = 0
+    is_placed: bool = False
+    prefilled_attempt: int = 0
     timing: Timing = field(default_factory=Timing)
     handover: Handover | None = None
 
@@ -101,6 +107,11 @@ class Journey:
         """Whether there is nothing left to do here."""
         is_complete = self.transcript.is_finished or self.transcript.seq >= self.request.max_tokens
         return is_complete or self.handover is not None
+
+    @property
+    def expected_cached(self) -> int:
+        """Tokens that prefill will not compute, as far as is known."""
+        return 0 if self.bypass_prefix else self.stored_tokens
 
     def prefill_call(self) -> LegCall:
         """What prefill is told: the prompt, and behind it what exists of the answer."""

@@ -1,4 +1,5 @@
-"""The balancer's view of the shared store: is it there, has it room, and drop what nobody reads.
+"""The balancer's view of the shared store: is it there, has it room, what of a prompt does it hold,
+and drop what nobody reads.
 
 The store library is synchronous, so every call runs in a thread of a small pool of its own; a store
 that hangs blocks that pool and nothing else. Connections are made on first use: a balancer starts
@@ -14,7 +15,8 @@ from typing import Protocol
 
 from balancer.config import StoreSettings
 from balancer.remote.peers import Ticket
-from kvstore import KvStoreConfig, LeaseRecord, open_store
+from disagg.block_hash import chain
+from kvstore import KvStoreConfig, LeaseRecord, PrefixMatch, open_store
 from kvstore.config import parse_url
 from kvstore.errors import KvStoreError
 from kvstore.pressure import Pressure, Shedding
@@ -56,6 +58,10 @@ class Store(Protocol):
         """Drops a hand-off; idempotent."""
         ...
 
+    def lookup(self, hashes: Sequence[bytes]) -> PrefixMatch:
+        """Longest stored prefix of a chain of block hashes."""
+        ...
+
     def pressure(self) -> Pressure:
         """How full the server is; may walk all keys."""
         ...
@@ -82,6 +88,8 @@ class StoreHandoffs:
         self._ping_s = ping_s
         self._stores: dict[bytes, Store] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="store")
+        # Of their own, so that look-ups which hang leave pings and clean-up alone.
+        self._lookup_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="lookup")
         self._ping: asyncio.Future[object] | None = None
         self._lost: dict[bytes, set[tuple[str, int]]] = {}
         self._shedding = Shedding()
@@ -123,6 +131,29 @@ class StoreHandoffs:
             _log.debug("store.unreachable", error=str(error))
             return False
         return True
+
+    def look_up(
+        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
+    ) -> asyncio.Future[int]:
+        """Begins to find out how many leading tokens of a prompt prefill need not compute.
+
+        Advisory, and one look-up; what it finds, or the error of the store, comes with the future.
+
+        Args:
+            fingerprint: Layout of the members that would read it, 8 bytes.
+        """
+        return asyncio.get_running_loop().run_in_executor(
+            self._lookup_threads, self._look_up, fingerprint, block_tokens, token_ids, salt
+        )
+
+    def _look_up(
+        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
+    ) -> int:
+        usable = (len(token_ids) - 1) // block_tokens * block_tokens  # one token is always computed
+        if usable < block_tokens:
+            return 0
+        hashes = chain(token_ids[:usable], block_tokens, salt=salt)
+        return self._store(fingerprint).lookup(hashes).resume_blocks * block_tokens
 
     async def abort(self, ticket: Ticket) -> None:
         """Drops a hand-off that no decode took over; idempotent."""
@@ -167,6 +198,7 @@ class StoreHandoffs:
         for store in self._stores.values():
             store.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._lookup_threads.shutdown(wait=False, cancel_futures=True)
 
     def _store(self, fingerprint: bytes) -> Store:
         """In a thread. Two threads may open one twice; the loser is closed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,16 @@ class FakeStore:
     searched: list[tuple[bytes, str, int]] = field(default_factory=list)
     refusal: str = ""
     looks: int = 0
+    stored_tokens: int = 0
+    lookups: list[tuple[bytes, int, int, str]] = field(default_factory=list)
+
+    def look_up(
+        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
+    ) -> asyncio.Future[int]:
+        self.lookups.append((fingerprint, block_tokens, len(token_ids), salt))
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        found.set_result(self.stored_tokens)
+        return found
 
     def look_at_pressure(self) -> None:
         self.looks += 1

@@ -15,7 +15,7 @@ def test_the_store_is_the_only_thing_without_a_default() -> None:
     settings = load(BalancerSettings, flags={"store.url": "unix:///x"}, environment={}).value
     assert settings.listen.port == 0
     assert settings.limits.default_timeout_s == 600
-    assert settings.routing.policy == "least_outstanding"
+    assert settings.routing.policy == "deepseek"
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_the_store_is_the_only_thing_without_a_default() -> None:
     [
         ({"membership": {"interval_s": 9, "stale_after_s": 5}}, "interval_s 9.0 < stale_after_s"),
         ({"limits": {"max_timeout_s": 5}}, "default_timeout_s 600.0 exceeds max_timeout_s 5.0"),
-        ({"routing": {"policy": "best"}}, "policy 'best' is unknown; there are: least"),
+        ({"routing": {"policy": "best"}}, "policy 'best' is unknown; there are: deep"),
         ({"admission": {"max_running": 0}}, "greater than or equal to 1"),
         (
             {"listen": {"max_concurrent_calls": 500}},

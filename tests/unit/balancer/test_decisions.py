@@ -11,7 +11,7 @@ from balancer.routing.base import PlacementRequest
 from balancer.routing.policies import make_policy
 from tests.fakes.memberships import prefill, view
 
-POLICY = make_policy("least_outstanding")
+POLICY = make_policy("least_tokens")
 
 
 def request(request_id: str = "r") -> PlacementRequest:
@@ -28,10 +28,10 @@ def test_a_record_alone_gives_the_same_decision() -> None:
 
 def test_another_version_does_not_pretend_to_explain() -> None:
     record = decide(POLICY, request(), (), rotation=0, now=0.0)
-    older = dataclasses.replace(record, policy_version=1)
-    with pytest.raises(ValueError, match="version 1, not by least_outstanding version 2"):
+    older = dataclasses.replace(record, policy_version=9)
+    with pytest.raises(ValueError, match="version 9, not by least_tokens version 1"):
         re_execute(older, POLICY)
-    with pytest.raises(ValueError, match="made by least_outstanding version 2, not by random"):
+    with pytest.raises(ValueError, match="made by least_tokens version 1, not by random"):
         re_execute(record, make_policy("random"))
 
 

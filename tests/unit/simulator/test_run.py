@@ -25,7 +25,7 @@ pytestmark = pytest.mark.medium
 
 
 def simulate(
-    trace: Trace, raw: dict[str, Any] | None = None, policy: str = "least_outstanding"
+    trace: Trace, raw: dict[str, Any] | None = None, policy: str = "least_tokens"
 ) -> Samples:
     return Simulation(
         trace=trace,

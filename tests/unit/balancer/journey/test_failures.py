@@ -103,7 +103,7 @@ def reason_of(*views: MemberView, full: frozenset[str] = frozenset()) -> Reason:
     request = PlacementRequest(
         request_id="r", attempt=1, num_tokens=100, max_new_tokens=0, full=full
     )
-    policy = make_policy("least_outstanding")
+    policy = make_policy("deepseek")
     placement = decide(policy, request, views, rotation=0, now=0.0).placement
     assert placement.decode is None
     error = no_pair_error(placement, retry_after_s=1.0)

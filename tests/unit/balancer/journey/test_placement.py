@@ -9,12 +9,17 @@ import pytest
 
 from balancer.decisions import DecisionRing, re_execute
 from balancer.journey.cleanup import CleanUps
+from balancer.journey.failures import Refused, remedy_for
 from balancer.journey.placement import Placer
 from balancer.journey.request import Delta, FinishReason, Request, Sampling
 from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.state import Journey, Limits
+from balancer.journey.tiers import Tiers
 from balancer.journey.transcript import Transcript
 from balancer.membership import Member, Membership, Role
+from balancer.router import Router
+from balancer.routing.base import Policy, Verdict
+from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import make_policy
 from runtime.clock import ManualClock
 from runtime.errors import InvalidRequest, Overloaded, TooLate, Unavailable
@@ -22,7 +27,7 @@ from runtime.metrics import Metrics
 from tests.fakes.memberships import member
 from tests.unit.balancer.journey.test_state import NoText
 
-POLICY = make_policy("least_outstanding")
+POLICY = make_policy("deepseek")
 
 
 async def emit(delta: Delta) -> None:
@@ -57,22 +62,26 @@ class Slots:
 class Bench:
     """A placer with its surroundings."""
 
-    def __init__(self, slots: Slots, cleanups: CleanUps, **limits: float) -> None:
+    def __init__(
+        self, slots: Slots, cleanups: CleanUps, policy: Policy = POLICY, **limits: float
+    ) -> None:
         self.members = Membership(stale_after_s=5.0, forget_after_s=60.0)
         self.members.observe(member("p0", Role.PREFILL), 0.0)
         for name in ("d0", "d1"):
             self.members.observe(member(name), 0.0)
         self.ring = DecisionRing(10)
+        self.router = Router(members=self.members, policy=policy, decisions=self.ring)
+        self.metrics = Metrics()
         self.clock = ManualClock()
         self.placer = Placer(
             members=self.members,
-            policy=POLICY,
-            decisions=self.ring,
+            router=self.router,
+            tiers=Tiers(RoutingOptions().boundaries, 5.0),
             peers=slots,  # type: ignore[arg-type]
             cleanups=cleanups,
             clock=self.clock,
             limits=Limits(**limits),
-            metrics=Metrics(),
+            metrics=self.metrics,
         )
 
     def journey(self, name: str = "r", attempt: int = 1, max_tokens: int = 50) -> Journey:
@@ -256,3 +265,101 @@ async def test_a_first_attempt_waits_for_members_that_are_not_ready() -> None:
             group.create_task(come_back())
             async with asyncio.timeout(5), bench.placer.reserved(bench.journey()) as pair:
                 assert pair.decode.member_id == "d1"
+
+
+async def test_a_request_that_is_held_back_is_placed_when_a_prefill_ends() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups, make_policy("ondemand"))
+        bench.clock.advance(1.0)
+        placed: list[str] = []
+
+        async def place() -> None:
+            async with bench.placer.reserved(bench.journey("b")):
+                placed.append("b")
+
+        first = bench.journey("a")
+        async with (
+            asyncio.timeout(5),
+            asyncio.TaskGroup() as group,
+            bench.placer.reserved(first) as pair,
+        ):
+            waiting = group.create_task(place())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert (placed, waiting.done()) == ([], False)
+            bench.placer.take_weight_off(first, pair.prefill)
+            bench.placer.prefill_ended(first, compute_s=0.5)
+            for _ in range(5):  # far less than until it would have looked by itself
+                await asyncio.sleep(0)
+            assert placed == ["b"]
+    kinds = [record.placement.verdict for record in bench.ring.explain("b")]
+    assert kinds == [Verdict.HOLD, Verdict.PLACE]
+    assert bench.outstanding() == IDLE
+
+
+async def test_holding_back_ends_with_the_time_of_the_first_token() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups, make_policy("ondemand"), first_token_s=0.0)
+        bench.members.assign("p0", "other", 100, quota_s=1.0)
+        with pytest.raises(TooLate, match="every prefill member that could serve it is busy"):
+            async with bench.placer.reserved(bench.journey()):
+                pytest.fail("it is busy")
+
+
+async def test_a_policy_may_refuse_a_request_with_a_hint() -> None:
+    options = RoutingOptions(refuse_late=True, ttft_slo_s=0.5)
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups, make_policy("deepseek", options))
+        bench.members.assign("p0", "other", 100, quota_s=9.0)
+        with pytest.raises(Refused, match="would miss the latency target") as caught:
+            async with bench.placer.reserved(bench.journey()):
+                pytest.fail("it is refused")
+        assert caught.value.retry_after_s == pytest.approx(9.0)
+        assert remedy_for(caught.value) is None
+        reason = {"reason": "SLO_MISSED"}
+        assert bench.metrics.value("disagg_admission_rejections_total", **reason) == 1
+
+
+async def test_what_is_stored_and_promised_reaches_the_policy() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups)
+        journey = bench.journey()
+        journey.stored_tokens = 64
+        async with bench.placer.reserved(journey):
+            [record] = bench.ring.explain("r")
+            asked = record.request
+            assert (asked.cached_tokens, asked.arrived_at, asked.deadline) == (64, 0.0, 99.0)
+            [p0] = bench.members.views(0.0, Role.PREFILL)
+            assert p0.outstanding_quota_s == pytest.approx(record.placement.quota_s)
+        journey.bypass_prefix = True
+        async with bench.placer.reserved(journey):
+            assert bench.ring.explain("r")[-1].request.cached_tokens == 0
+
+
+async def test_the_router_learns_what_became_of_a_request() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups)
+        before = bench.router.knowledge()
+        journey = bench.journey()
+        journey.transcript.begin(1)
+        async with bench.placer.reserved(journey):
+            bench.placer.prefill_ended(journey, compute_s=0.5, cached_tokens=0)
+            bench.placer.prefill_ended(journey, compute_s=None)  # too late to take it back
+            journey.transcript.take(1, 7, range(7), (), FinishReason.STOP)
+        bench.placer.finished(journey)
+        after = bench.router.knowledge()
+        assert after.quota.seconds(100, 0) > before.quota.seconds(100, 0)
+        assert after.output_tokens[0] == 7
+
+
+async def test_an_answer_cut_short_teaches_nothing_and_a_stranger_is_left_alone() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups)
+        journey = bench.journey()
+        journey.transcript.begin(1)
+        async with bench.placer.reserved(journey):
+            bench.placer.finished(bench.journey())  # same id, refused before it was placed
+            journey.transcript.take(1, 7, range(7), (), FinishReason.ABORT)
+        first = bench.router.knowledge().output_tokens[0]
+        bench.placer.finished(journey)
+        assert bench.router.knowledge().output_tokens[0] == first

@@ -11,6 +11,8 @@ import pytest
 from balancer.config import StoreSettings
 from balancer.remote.handoffs import StoreHandoffs, open_handoffs
 from balancer.remote.peers import Ticket
+from disagg.block_hash import chain
+from kvstore import PrefixMatch
 from kvstore.errors import StoreDown, StoreUrlError
 from kvstore.pressure import Pressure
 from runtime.clock import SystemClock
@@ -34,6 +36,7 @@ class FakeStore:
         self.error: Exception | None = None
         self.hang: threading.Event | None = None
         self.used_share = 0.0
+        self.asked: list[bytes] = []
 
     def ping(self) -> None:
         self.pings += 1
@@ -50,6 +53,11 @@ class FakeStore:
         self.ping()
         self.audits += 1
         return [Record("r1", 1, "one"), Record("r1", 2, "two"), Record("r2", 1, "three")]
+
+    def lookup(self, hashes: list[bytes]) -> PrefixMatch:
+        self.ping()
+        self.asked = hashes
+        return PrefixMatch(num_blocks=len(hashes), resume_blocks=len(hashes), replay_tokens=0)
 
     def pressure(self) -> Pressure:
         self.ping()
@@ -178,4 +186,34 @@ async def test_a_look_that_hangs_is_not_repeated_and_holds_nobody_up() -> None:
     assert handoffs._look is not None
     await asyncio.wait([handoffs._look])
     assert store.pings == 2
+    handoffs.close()
+
+
+async def test_one_look_up_tells_what_prefill_need_not_compute() -> None:
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    tokens = tuple(range(12))
+    assert await handoffs.look_up(b"layout-1", 4, tokens, "salt") == 8  # the last is computed
+    [store] = opener.stores
+    assert (store.fingerprint, store.pings) == (b"layout-1", 1)
+    assert store.asked == chain(tokens[:8], 4, salt="salt")
+    assert await handoffs.look_up(b"layout-1", 4, tokens[:4], "") == 0
+    assert store.pings == 1  # nothing could be resumed
+    store.error = StoreDown("store", "gone")
+    with pytest.raises(StoreDown):
+        await handoffs.look_up(b"layout-1", 4, tokens, "")
+    handoffs.close()
+
+
+async def test_look_ups_that_hang_leave_pings_alone() -> None:
+    opener = Opener()
+    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    store = FakeStore(b"layout-1")
+    store.hang = threading.Event()
+    handoffs._stores[b"layout-1"] = store
+    found = [handoffs.look_up(b"layout-1", 4, tuple(range(12)), "") for _ in range(8)]
+    assert await handoffs.is_reachable()
+    store.hang.set()
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*found) == [8] * 8
     handoffs.close()

@@ -23,24 +23,22 @@ def placed(name: str, views: tuple[MemberView, ...], rotation: int = 0) -> Place
 
 
 def chosen(*views: MemberView, rotation: int = 0) -> tuple[str, str]:
-    placement = placed("least_outstanding", views, rotation)
+    placement = placed("deepseek", views, rotation)
     assert placement.prefill is not None
     assert placement.decode is not None
     return placement.prefill.member.member_id, placement.decode.member.member_id
 
 
 def test_an_unknown_policy_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"there are: .*least_outstanding"):
+    with pytest.raises(ValueError, match=r"there are: deepseek"):
         make_policy("best")
 
 
-def test_prefill_with_the_fewest_tokens_then_requests() -> None:
+def test_prefill_with_the_least_seconds_then_tokens() -> None:
     d0 = view("d0")
+    quick, slow = {"quota_s": 0.1, "tokens": 20}, {"quota_s": 0.2, "tokens": 10}
+    assert chosen(prefill("p0", **slow), prefill("p1", **quick), d0)[0] == "p1"
     assert chosen(prefill("p0", tokens=10), prefill("p1", tokens=9, requests=5), d0)[0] == "p1"
-    assert (
-        chosen(prefill("p0", tokens=9, requests=2), prefill("p1", tokens=9, requests=1), d0)[0]
-        == "p1"
-    )
 
 
 def test_decode_whose_fuller_axis_stays_lowest() -> None:
@@ -62,11 +60,11 @@ def test_the_pair_shares_a_layout() -> None:
 
 
 def test_without_a_pair_the_reason_names_everyone() -> None:
-    placement = placed("least_outstanding", (prefill("p0"),))
+    placement = placed("deepseek", (prefill("p0"),))
     assert placement.prefill is None
     assert placement.decode is None
     assert "p0: no partner" in placement.reason
-    assert placed("least_outstanding", ()).reason.startswith("no members")
+    assert placed("deepseek", ()).reason.startswith("no members")
 
 
 loads = st.tuples(st.integers(0, 8), st.integers(0, 880))
