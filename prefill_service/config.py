@@ -1,5 +1,8 @@
 """Settings of a prefill process; `runtime.settings` loads them."""
 
+from pydantic import field_validator
+
+from prefill_service.boundary import BoundaryPolicy
 from runtime.settings import Settings, setting
 from serving.events import EventsSettings
 from serving.settings import EngineProcessSettings, EngineSection, GroupSettings, StoreSection
@@ -28,8 +31,10 @@ class PrefillStore(StoreSection):
 class PublishSettings(Settings):
     """How KV gets into the store."""
 
-    state_every_blocks: int = setting(
-        8, help="blocks between two boundary states, beside each prompt's last; 0: none", ge=0
+    boundary_states: str = setting(
+        "every:8",
+        help="block ends at which a prompt can be resumed: every, every:K (and the last), last, "
+        "none",
     )
     writers: int = setting(2, help="threads that write blocks", ge=1)
     readers: int = setting(2, help="threads that look up, load and commit", ge=1)
@@ -37,6 +42,12 @@ class PublishSettings(Settings):
         512 << 20, help="host bytes of KV of all prompts between engine and store", gt=0
     )
     max_waiting: int = setting(256, help="prompts that may wait for those bytes", ge=0)
+
+    @field_validator("boundary_states")
+    @classmethod
+    def _is_policy(cls, text: str) -> str:
+        BoundaryPolicy.parse(text)
+        return text
 
 
 class PrefillSettings(EngineProcessSettings):

@@ -26,8 +26,9 @@ from engine.request import (
 )
 from kvstore.store import KvStore
 from kvstore.ticket import Ticket
+from prefill_service.boundary import BoundaryPolicy
 from prefill_service.prefix import LoadedPrefix, PrefixLoader
-from prefill_service.publisher import BoundaryPolicy, Publication, PublishPlan, handoff_bytes
+from prefill_service.publisher import Publication, PublishPlan, handoff_bytes
 from prefill_service.stored import BlocksStored, StoredBlocks, reported
 from runtime.attempts import AttemptFence
 from runtime.budget import Budget, Grant

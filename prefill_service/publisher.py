@@ -27,33 +27,11 @@ from engine.handoff import KvLayout
 from kvstore.errors import BlockCorrupt, BlockMissing
 from kvstore.store import KvStore
 from kvstore.ticket import HandoffDraft, Ticket
+from prefill_service.boundary import BoundaryPolicy
 from prefill_service.stored import StoredBlocks
 from runtime.budget import Grant
 from runtime.metrics import Metrics
 from runtime.offload import offload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundaryPolicy:
-    """At which block ends a prompt stores the state from which another prompt can resume.
-
-    Args:
-        every_blocks: Every so many blocks; 0 means nowhere but at the end.
-        at_last_block: Also at the last full block of the prompt.
-    """
-
-    every_blocks: int = 8
-    at_last_block: bool = True
-
-    def wants(self, end_block: int, num_blocks: int) -> bool:
-        """Says whether state is stored behind block `end_block` (1-based) of `num_blocks`."""
-        if end_block == num_blocks and self.at_last_block:
-            return True
-        return self.every_blocks > 0 and end_block % self.every_blocks == 0
-
-    def count(self, first_block: int, num_blocks: int) -> int:
-        """States stored behind blocks (first_block, num_blocks]."""
-        return sum(self.wants(end, num_blocks) for end in range(first_block + 1, num_blocks + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ import grpc.aio
 from disagg.v1 import prefill_pb2_grpc
 from engine.config import EngineRole
 from engine.parallel.worker import RankContext
+from prefill_service.boundary import BoundaryPolicy
 from prefill_service.config import PrefillSettings
 from prefill_service.prefill import PrefillPath
-from prefill_service.publisher import BoundaryPolicy
 from prefill_service.server import SERVICE, WORK, PrefillServicer, error_map
 from runtime.budget import Budget
 from serving import rank
@@ -25,7 +25,7 @@ def open_service(parts: Parts[PrefillSettings]) -> Service:
         engine=parts.engine,
         store=parts.store,
         layout=parts.layout,
-        policy=BoundaryPolicy(every_blocks=publish.state_every_blocks),
+        policy=BoundaryPolicy.parse(publish.boundary_states),
         budget=Budget(
             "bytes of KV in flight", publish.max_bytes_in_flight, max_waiting=publish.max_waiting
         ),

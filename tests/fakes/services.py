@@ -28,6 +28,7 @@ from engine.plan import StepPlan, StepResult
 from engine.request import SamplingParams
 from kvstore import KvStore, KvStoreConfig, Ticket
 from kvstore.backends.memory import MemoryBackend
+from prefill_service.boundary import BoundaryPolicy
 from prefill_service.prefill import (
     Committed,
     FirstToken,
@@ -35,7 +36,6 @@ from prefill_service.prefill import (
     PrefillPath,
     PromptRequest,
 )
-from prefill_service.publisher import BoundaryPolicy
 from runtime.budget import Budget
 from runtime.channel import open_channel
 from runtime.clock import ManualClock, SystemClock

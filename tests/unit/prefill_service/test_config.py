@@ -15,7 +15,7 @@ def test_the_flags_of_the_command_line() -> None:
         PrefillSettings,
         [
             *("--model", "models/x", "--ranks", "2", "--store", "unix:///s", "--port", "7000"),
-            *("--host", "0.0.0.0", "--balancer", "b:1,c:2", "--publish-state-every-blocks", "4"),
+            *("--host", "0.0.0.0", "--balancer", "b:1,c:2", "--publish-boundary-states", "every:4"),
         ],
         prog="prefill_service",
         environment={},
@@ -25,14 +25,14 @@ def test_the_flags_of_the_command_line() -> None:
     assert settings.store.url == "unix:///s"
     assert (settings.listen.host, settings.listen.port) == ("0.0.0.0", 7000)
     assert settings.announce.balancers == ("b:1", "c:2")
-    assert settings.publish.state_every_blocks == 4
+    assert settings.publish.boundary_states == "every:4"
 
 
 def test_the_documented_defaults() -> None:
     settings = load(PrefillSettings, flags={"store.url": "memory://"}, environment={}).value
     assert settings.model.path == Path("models/tiny-v4")
     assert (settings.group.ranks, settings.listen.port) == (1, 0)
-    assert settings.publish.state_every_blocks == 8
+    assert settings.publish.boundary_states == "every:8"
     assert settings.engine.batch_invariant
     assert settings.model.kv_quantisers == "auto"
 
@@ -41,6 +41,8 @@ def test_the_documented_defaults() -> None:
     ("flags", "message"),
     [
         ({}, "store.url is required"),
+        ({"publish.boundary_states": "every:0"}, "write every, every:K"),
+        ({"publish.boundary_states": "sometimes"}, "write every, every:K"),
         ({"group.ranks": "0"}, "group.ranks = 0"),
         ({"listen.port": "70000"}, "listen.port = 70000"),
         ({"model.kv_quantisers": "maybe"}, "model.kv_quantisers = maybe"),

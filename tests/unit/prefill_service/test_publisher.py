@@ -12,8 +12,8 @@ import pytest
 from disagg import block_hash
 from kvstore import KvStore, KvStoreConfig
 from kvstore.errors import BlockCorrupt, StoreDown
+from prefill_service.boundary import BoundaryPolicy
 from prefill_service.publisher import (
-    BoundaryPolicy,
     Publication,
     PublishFailed,
     PublishPlan,
@@ -89,22 +89,6 @@ def save_all(publication: Publication, first: int = 0) -> None:
         publication.save_block(idx, BLOCKS[idx])
     publication.save_state(3 * BLOCK, STATE)
     publication.save_tail(len(PROMPT), b"tail", STATE)
-
-
-@pytest.mark.parametrize(
-    ("policy", "wanted"),
-    [
-        (BoundaryPolicy(), [8, 16, 19]),
-        (BoundaryPolicy(every_blocks=1), list(range(1, 20))),
-        (BoundaryPolicy(every_blocks=0), [19]),
-        (BoundaryPolicy(every_blocks=8, at_last_block=False), [8, 16]),
-        (BoundaryPolicy(every_blocks=0, at_last_block=False), []),
-    ],
-)
-def test_where_boundary_state_is_stored(policy: BoundaryPolicy, wanted: list[int]) -> None:
-    assert [end for end in range(1, 20) if policy.wants(end, 19)] == wanted
-    assert policy.count(0, 19) == len(wanted)
-    assert policy.count(16, 19) == len([end for end in wanted if end > 16])
 
 
 def test_the_bytes_of_a_prompt_bound_what_it_can_hold() -> None:
