@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 
 from balancer.config import FOREIGN_SECTIONS, BalancerSettings
+from balancer.recording import RecordingError
 from balancer.remote.handoffs import open_handoffs
 from balancer.service import serve
 from balancer.text import ModelFilesError
@@ -22,6 +23,7 @@ _PROG = "python -m balancer"
 _STARTUP_ERRORS: dict[type[Exception], ExitCode] = {
     ModelFilesError: ExitCode.CONFIGURATION,
     ListenError: ExitCode.CONFIGURATION,
+    RecordingError: ExitCode.CONFIGURATION,
     StoreUrlError: ExitCode.CONFIGURATION,
 }
 

@@ -88,6 +88,11 @@ def recorded_router(
     return members, router
 
 
+def gap_line(lines: int) -> str:
+    """Stands where so many lines are missing."""
+    return json.dumps({"call": "gap", "lines": lines})
+
+
 def replay(lines: Iterable[str]) -> Iterator[Compared]:
     """Decides a recorded run again; yields every decision as it comes.
 
@@ -103,6 +108,11 @@ def replay(lines: Iterable[str]) -> Iterator[Compared]:
                 members, router = _from_header(entry)
                 continue
             call = entry.pop("call")
+            if call == "gap":
+                raise JournalError(
+                    f"line {number}: {entry['lines']} lines were dropped here, so what follows "
+                    "cannot be decided again"
+                )
             if call == "place":
                 yield _place(router, entry, number)
             elif call in _MEMBER_CALLS:

@@ -10,12 +10,12 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
 from balancer.admission import Admission
-from balancer.config import BalancerSettings, LimitSettings
+from balancer.config import BalancerSettings, LimitSettings, RoutingSettings
 from balancer.decisions import DecisionRing
 from balancer.facade.face import ENGINE_GENERATE, VllmEngineFace
 from balancer.facade.face import SERVICE as ENGINE_SERVICE
@@ -35,6 +35,7 @@ from balancer.journey.state import Limits
 from balancer.journey.tiers import Tiers
 from balancer.membership import Membership, Role
 from balancer.pipeline import Handoffs, Pipeline
+from balancer.recording import recording
 from balancer.remote.peers import GrpcPeers
 from balancer.route import ROUTE, RoutingFace
 from balancer.route import SERVICE as ROUTING_SERVICE
@@ -230,20 +231,44 @@ async def serve(
     Raises:
         ModelFilesError: The model directory cannot be used.
         ListenError: The address cannot be listened on.
+        RecordingError: The recording that is asked for cannot be made.
     """
     peers = GrpcPeers()
     try:
-        # Clean-up work calls peers, so it ends before they are closed.
-        async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
-            balancer = assemble(settings, clock=clock, store=store, peers=peers, cleanups=cleanups)
-            balancer.register(version)
-            async with balancer.http(version) as http_address:
-                address = await balancer.host.start()
-                _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
-                _write_ready_line(ready_to, address=address, http=http_address)
-                await run_member(balancer.host, stop=stop, examine=balancer.examine)
+        metrics = Metrics()
+        with _recorded(settings.routing, metrics) as record:
+            # Clean-up work calls peers, so it ends before they are closed.
+            async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
+                balancer = assemble(
+                    settings,
+                    clock=clock,
+                    store=store,
+                    peers=peers,
+                    cleanups=cleanups,
+                    metrics=metrics,
+                    record=record,
+                )
+                balancer.register(version)
+                async with balancer.http(version) as http_address:
+                    address = await balancer.host.start()
+                    _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
+                    _write_ready_line(ready_to, address=address, http=http_address)
+                    await run_member(balancer.host, stop=stop, examine=balancer.examine)
     finally:
         await peers.close()
+
+
+def _recorded(
+    settings: RoutingSettings, metrics: Metrics
+) -> AbstractContextManager[Callable[[str], None] | None]:
+    """What takes the inputs of placement while the body runs, if they are to be recorded."""
+    if settings.record_path is None:
+        return nullcontext()
+    return recording(
+        settings.record_path,
+        max_bytes=settings.record_max_bytes,
+        on_drop=lambda: metrics.count("disagg_recording_dropped_total"),
+    )
 
 
 def _write_ready_line(ready_to: TextIO, **addresses: str) -> None:
@@ -261,18 +286,20 @@ def assemble(
     store: SharedStore,
     peers: GrpcPeers,
     cleanups: CleanUps,
+    metrics: Metrics | None = None,
     record: Callable[[str], None] | None = None,
 ) -> Balancer:
     """The parts of a balancer.
 
     Args:
+        metrics: Of this process; None: new ones.
         record: Takes every input of placement as a line; None: nothing is recorded.
 
     Raises:
         ModelFilesError: The model directory cannot be used.
     """
     codec = TextCodec(settings.model.path, name=settings.model.name)
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     members, router = _router(settings, record)
     tiers = Tiers(settings.routing.boundaries, settings.routing.round_s)
     errors = ErrorMap()
