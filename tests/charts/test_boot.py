@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from charts.golden import CHART
 from kvstore import embedded
@@ -30,6 +32,7 @@ pytestmark = [pytest.mark.medium, pytest.mark.timeout(300)]
 
 START_S = 200.0
 END_S = 30.0
+PROBES = ("startup", "liveness", "readiness")
 
 
 def free_ports(number: int) -> list[int]:
@@ -82,6 +85,19 @@ def process(
                 running.wait()
 
 
+def probe(objects: Objects, role: str, port: int) -> dict[str, str]:
+    """What the kubelet's probes of a pod would hear, by kind."""
+    only = container(one(objects, "Deployment", f"demo-disagg-{role}")["spec"]["template"])
+    heard = {}
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = health_pb2_grpc.HealthStub(channel)
+        for kind in PROBES:
+            request = health_pb2.HealthCheckRequest(service=only[f"{kind}Probe"]["grpc"]["service"])
+            answer = ask.Check(request, timeout=only[f"{kind}Probe"]["timeoutSeconds"] * 5)
+            heard[kind] = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return heard
+
+
 def test_the_cpu_preset_answers_a_completion(rendered: Rendered, tmp_path: Path) -> None:
     objects = rendered("--values", str(CHART / "ci" / "cpu-demo-values.yaml"))
     balancer, http, prefill, *decode = free_ports(5)
@@ -126,4 +142,6 @@ def test_the_cpu_preset_answers_a_completion(rendered: Rendered, tmp_path: Path)
                     pytest.fail(f"{role} ended with {item.wait(timeout=0.2)}")
             assert clock.now() < deadline, done.stderr
         assert done.stdout.startswith("8 tokens as asked: ")
+        for role, port in (("balancer", balancer), ("prefill", prefill), ("decode", decode[0])):
+            assert probe(objects, role, port) == dict.fromkeys(PROBES, "SERVING"), role
     assert {role: item.returncode for role, item in running.items()} == dict.fromkeys(running, 0)
