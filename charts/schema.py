@@ -59,6 +59,8 @@ CHART_SETS = {
     "log.form": "log.form",
     "events.endpoint": "events.port",
     "events.replay_endpoint": "events.replayPort",
+    "routing.replicas": "balancer.replicas",
+    "routing.salt": "the pod",
     "metrics.host": "the pod",
     "metrics.port": "ports.metrics",
 }
@@ -102,6 +104,8 @@ def settings_schema(settings: type[Settings]) -> Schema:
         for key in ("exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"):
             if key in node:
                 kept[key] = node[key]
+        if isinstance(node.get("additionalProperties"), dict):  # a map, e.g. by tenant
+            kept["additionalProperties"] = translate(node["additionalProperties"], path)
         if "items" in kept:
             kept["items"] = translate(kept["items"], path)
         if "anyOf" in node:

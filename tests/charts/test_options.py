@@ -66,6 +66,10 @@ def test_members_announce_to_every_balancer_by_its_name(rendered: Rendered) -> N
         f"demo-disagg-balancer-{number}" for number in range(3)
     ]
     assert one(objects, "PodDisruptionBudget", "demo-disagg-balancer")
+    # Each knows that there are others, and draws other lots than they do.
+    assert config(objects, "demo-disagg-balancer")["routing"] == {"replicas": 3}
+    names = {entry["name"] for entry in container(item["spec"]["template"])["env"]}
+    assert "DISAGG_ROUTING__SALT" in names
     assert problem(item) is None
 
 
@@ -239,6 +243,11 @@ def test_settings_reach_the_process_in_its_spelling(rendered: Rendered) -> None:
     balancer = config(objects, "demo-disagg-balancer")
     assert balancer["admission"] == {"max_running": 7}
     assert balancer["http"] == {"host": "0.0.0.0", "port": 8000, "reasoning_field": "both"}
+    # A setting that is a map keeps its keys: they are somebody's names.
+    weights = {"admission": {"tenantWeights": {"Team-A": 2, "bulkLoad": 0.5}}}
+    tenants = rendered("--set-json", f"balancer.settings={json.dumps(weights)}")
+    admission = config(tenants, "demo-disagg-balancer")["admission"]
+    assert admission == {"tenant_weights": {"Team-A": 2, "bulkLoad": 0.5}}
     engine = config(objects, "demo-disagg-decode")["engine"]
     assert engine == {"kv_memory_bytes": 68719476736, "late_scheduling": True}
 

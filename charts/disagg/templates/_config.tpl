@@ -3,18 +3,25 @@ The settings file of a process. One file holds everything but what differs from 
 group name), which comes by environment. JSON, since that is what the processes read.
 */}}
 
-{{/* Settings in camelCase to the spelling of the processes. Takes any value; returns JSON. */}}
+{{/*
+Settings in camelCase to the spelling of the processes. Takes {value, path, known}: path is that of the
+value with a dot at its end, known the names of all settings; returns JSON {it}. A setting that is a map
+itself, such as one by tenant, keeps its keys.
+*/}}
 {{- define "disagg.snake" -}}
-{{- if kindIs "map" . -}}
+{{- $root := . -}}
+{{- if and (kindIs "map" .value) (not (has (trimSuffix "." .path) .known)) -}}
 {{- $result := dict -}}
-{{- range $key, $value := . -}}
+{{- range $key, $value := .value -}}
 {{- if not (kindIs "invalid" $value) -}}
-{{- $_ := set $result (snakecase $key) (include "disagg.snake" $value | fromJson).it -}}
+{{- $name := snakecase $key -}}
+{{- $inner := dict "value" $value "path" (printf "%s%s." $root.path $name) "known" $root.known -}}
+{{- $_ := set $result $name (include "disagg.snake" $inner | fromJson).it -}}
 {{- end -}}
 {{- end -}}
 {{- dict "it" $result | toJson -}}
 {{- else -}}
-{{- dict "it" . | toJson -}}
+{{- dict "it" .value | toJson -}}
 {{- end -}}
 {{- end -}}
 
@@ -34,6 +41,11 @@ group name), which comes by environment. JSON, since that is what the processes 
 {{- if eq $component "balancer" -}}
 {{- $_ := set $config.listen "host" "0.0.0.0" -}}
 {{- $_ := set $config "http" (dict "host" "0.0.0.0" "port" (int $values.ports.http)) -}}
+{{- $replicas := int (include "disagg.maxReplicas" $values) -}}
+{{- if gt $replicas 1 -}}
+{{- /* Balancers that share members decide on views that are older than they think. */ -}}
+{{- $_ := set $config "routing" (dict "replicas" $replicas) -}}
+{{- end -}}
 {{- else -}}
 {{- $_ := set $config "announce" (dict "balancers" (include "disagg.balancers" $root | fromJsonArray)) -}}
 {{- if $values.layout -}}
@@ -53,6 +65,7 @@ group name), which comes by environment. JSON, since that is what the processes 
       "replay_endpoint" (printf "tcp://*:%d" (int $root.Values.events.replayPort))) -}}
 {{- end -}}
 {{- end -}}
-{{- $settings := (include "disagg.snake" $values.settings | fromJson).it -}}
+{{- $known := index ($root.Files.Get "files/settings.json" | fromJson) $component -}}
+{{- $settings := (include "disagg.snake" (dict "value" $values.settings "path" "" "known" $known) | fromJson).it -}}
 {{- mergeOverwrite $config $settings | toPrettyJson | replace "\\u0026" "&" -}}
 {{- end -}}

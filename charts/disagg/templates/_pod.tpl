@@ -224,6 +224,9 @@ spec:
 {{- end -}}
 {{- end -}}
 {{- else -}}
+{{- if gt (int (include "disagg.maxReplicas" $values)) 1 -}}
+{{- $env = append $env (dict "name" "DISAGG_ROUTING__SALT" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) -}}
+{{- end -}}
 {{- $ports = list (dict "name" "http" "containerPort" (int $values.ports.http) "protocol" "TCP") (dict "name" "grpc" "containerPort" $grpc "protocol" "TCP") -}}
 {{- end -}}
 {{- with $root.Values.telemetry.otlpEndpoint -}}

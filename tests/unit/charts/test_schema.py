@@ -31,6 +31,7 @@ class Inner(Settings):
     max_size: int = setting(1, help="how large", ge=1)
     mode: str | None = setting(None, help="how")
     port: int = setting(0, help="the chart's")
+    by_name: dict[str, int] = setting({}, help="a number each")
 
 
 class Outer(Settings):
@@ -67,10 +68,15 @@ def test_settings_are_spelled_in_camel_case(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(CHART_SETS, "inner_part.port", "ports")
     found = settings_schema(Outer)
     inner = found["properties"]["innerPart"]
-    assert set(inner["properties"]) == {"maxSize", "mode"}
+    assert set(inner["properties"]) == {"maxSize", "mode", "byName"}
     assert inner["additionalProperties"] is False
-    jsonschema.validate({"innerPart": {"maxSize": 2}}, found)
-    for wrong in ({"innerPart": {"maxSize": 0}}, {"innerPart": {"port": 1}}, {"other": {}}):
+    jsonschema.validate({"innerPart": {"maxSize": 2, "byName": {"Any-one": 1}}}, found)
+    for wrong in (
+        {"innerPart": {"byName": {"a": "b"}}},
+        {"innerPart": {"maxSize": 0}},
+        {"innerPart": {"port": 1}},
+        {"other": {}},
+    ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, found)
 
