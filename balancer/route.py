@@ -1,4 +1,4 @@
-"""The gRPC face for callers that stream from decode themselves: see `RoutingService`.
+"""The gRPC face for callers that stream from decode themselves, or ask why: see `RoutingService`.
 
 The balancer places and prefills as for any request, then steps aside. It does not see the tokens of
 decode, so what needs their text (stop texts) is refused here.
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from balancer.explained import explained
 from balancer.intake import Intake
 from balancer.journey.handover import Routed
 from balancer.journey.request import Request
 from balancer.pipeline import Pipeline
 from balancer.remote.peers import decode_request
+from balancer.router import Router
 from balancer.validation import bad_field, check_model, check_request_id
 from balancer.wire import FINISH_REASONS, fill_timing, fill_usage, logprobs_message
 from disagg.v1 import routing_pb2, routing_pb2_grpc
@@ -31,10 +33,11 @@ ROUTE = f"/{SERVICE}/Route"
 
 
 class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
-    """Prepares requests that their callers finish."""
+    """Prepares requests that their callers finish, and explains where requests run."""
 
-    def __init__(self, *, pipeline: Pipeline, intake: Intake) -> None:
+    def __init__(self, *, pipeline: Pipeline, intake: Intake, router: Router) -> None:
         self._pipeline = pipeline
+        self._router = router
         self._intake = intake
 
     async def Route(
@@ -62,6 +65,17 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
                 checked, generated=generated, last_attempt=request.last_attempt
             )
         return _response(checked, routed)
+
+    async def Explain(
+        self, request: routing_pb2.ExplainRequest, _context: Context
+    ) -> routing_pb2.ExplainResponse:
+        """See `RoutingService.Explain`."""
+        if not request.request_id:
+            raise bad_field("request_id", "empty; send the id of a request")
+        request_id = check_request_id(request.request_id)
+        return await explained(
+            self._router, request_id, what_if=request.what_if, now=self._intake.now()
+        )
 
     def _check_generated(self, request: routing_pb2.RouteRequest) -> tuple[int, ...]:
         asked = request.generate

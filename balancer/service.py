@@ -148,7 +148,7 @@ class Balancer:
             server,
         )
         routing_pb2_grpc.add_RoutingServiceServicer_to_server(
-            RoutingFace(pipeline=self.pipeline, intake=self.intake), server
+            RoutingFace(pipeline=self.pipeline, intake=self.intake, router=self.router), server
         )
         if self.settings.facade.enabled:
             vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self._facade(version), server)

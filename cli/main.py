@@ -12,13 +12,26 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cli import config, demo, doctor, generate, kv, up, verify
+from cli import config, demo, doctor, explain, generate, kv, up, verify
 from cli.errors import CommandError
 from cli.local.signals import interruptible
 from cli.planning import ledger, plan, simulate, topology
 from runtime.errors import ExitCode
 
-_COMMANDS = (up, demo, generate, verify, topology, ledger, simulate, plan, kv, config, doctor)
+_COMMANDS = (
+    up,
+    demo,
+    generate,
+    explain,
+    verify,
+    topology,
+    ledger,
+    simulate,
+    plan,
+    kv,
+    config,
+    doctor,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -25,21 +25,38 @@ _sym_db = _symbol_database.Default()
 from disagg.v1 import common_pb2 as disagg_dot_v1_dot_common__pb2
 from disagg.v1 import decode_pb2 as disagg_dot_v1_dot_decode__pb2
 from disagg.v1 import generation_pb2 as disagg_dot_v1_dot_generation__pb2
+from disagg.v1 import membership_pb2 as disagg_dot_v1_dot_membership__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isagg/v1/routing.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\x1a\x16\x64isagg/v1/decode.proto\x1a\x1a\x64isagg/v1/generation.proto\"e\n\x0cRouteRequest\x12,\n\x08generate\x18\x01 \x01(\x0b\x32\x1a.disagg.v1.GenerateRequest\x12\x11\n\tgenerated\x18\x02 \x03(\r\x12\x14\n\x0clast_attempt\x18\x03 \x01(\r\"\xae\x02\n\rRouteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.disagg.v1.Usage\x12!\n\x06timing\x18\x08 \x01(\x0b\x32\x11.disagg.v1.Timing\x12\'\n\x06\x64\x65\x63ode\x18\t \x01(\x0b\x32\x17.disagg.v1.RoutedDecode\x12\x0c\n\x04seed\x18\n \x01(\x04\"]\n\x0cRoutedDecode\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12)\n\x07request\x18\x03 \x01(\x0b\x32\x18.disagg.v1.DecodeRequest2L\n\x0eRoutingService\x12:\n\x05Route\x12\x17.disagg.v1.RouteRequest\x1a\x18.disagg.v1.RouteResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isagg/v1/routing.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\x1a\x16\x64isagg/v1/decode.proto\x1a\x1a\x64isagg/v1/generation.proto\x1a\x1a\x64isagg/v1/membership.proto\"e\n\x0cRouteRequest\x12,\n\x08generate\x18\x01 \x01(\x0b\x32\x1a.disagg.v1.GenerateRequest\x12\x11\n\tgenerated\x18\x02 \x03(\r\x12\x14\n\x0clast_attempt\x18\x03 \x01(\r\"\xae\x02\n\rRouteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x1f\n\x05usage\x18\x07 \x01(\x0b\x32\x10.disagg.v1.Usage\x12!\n\x06timing\x18\x08 \x01(\x0b\x32\x11.disagg.v1.Timing\x12\'\n\x06\x64\x65\x63ode\x18\t \x01(\x0b\x32\x17.disagg.v1.RoutedDecode\x12\x0c\n\x04seed\x18\n \x01(\x04\"]\n\x0cRoutedDecode\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12)\n\x07request\x18\x03 \x01(\x0b\x32\x18.disagg.v1.DecodeRequest\"5\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07what_if\x18\x02 \x01(\x08\"9\n\x0f\x45xplainResponse\x12&\n\tdecisions\x18\x01 \x03(\x0b\x32\x13.disagg.v1.Decision\"\xb5\x03\n\x08\x44\x65\x63ision\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\r\n\x05\x61ge_s\x18\x02 \x01(\x01\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x16\n\x0epolicy_version\x18\x04 \x01(\r\x12\x10\n\x08rotation\x18\x05 \x01(\x04\x12\x0f\n\x07verdict\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x12\n\nnum_tokens\x18\x08 \x01(\x04\x12\x15\n\rcached_tokens\x18\t \x01(\x04\x12\x14\n\x0clength_class\x18\n \x01(\r\x12\x0f\n\x07quota_s\x18\x0b \x01(\x01\x12\x15\n\routput_tokens\x18\x0c \x01(\x04\x12\x1a\n\x12quota_coefficients\x18\r \x03(\x01\x12(\n\x07prefill\x18\x0e \x01(\x0b\x32\x17.disagg.v1.DecisionSide\x12\'\n\x06\x64\x65\x63ode\x18\x0f \x01(\x0b\x32\x17.disagg.v1.DecisionSide\x12\x15\n\ris_reproduced\x18\x10 \x01(\x08\x12\x13\n\x0bhas_changes\x18\x11 \x01(\x08\x12*\n\x07\x63hanges\x18\x12 \x03(\x0b\x32\x19.disagg.v1.DecisionChange\"\xc8\x01\n\x0c\x44\x65\x63isionSide\x12\x11\n\tchosen_id\x18\x01 \x01(\t\x12/\n\nconsidered\x18\x02 \x03(\x0b\x32\x1b.disagg.v1.ConsideredMember\x12+\n\x08\x65xcluded\x18\x03 \x03(\x0b\x32\x19.disagg.v1.ExcludedMember\x12\x14\n\x0crunner_up_id\x18\x04 \x01(\t\x12\x13\n\x0bmargin_name\x18\x05 \x01(\t\x12\x0e\n\x06margin\x18\x06 \x01(\x01\x12\x0c\n\x04ties\x18\x07 \x01(\r\"\xef\x01\n\x10\x43onsideredMember\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x11\n\tis_chosen\x18\x02 \x01(\x08\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x1c\n\x14outstanding_requests\x18\x04 \x01(\x04\x12\x1a\n\x12outstanding_tokens\x18\x05 \x01(\x04\x12\x1b\n\x13outstanding_quota_s\x18\x06 \x01(\x01\x12#\n\x05score\x18\x07 \x03(\x0b\x32\x14.disagg.v1.ScoreTerm\x12\x19\n\x0clength_class\x18\x08 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_length_class\"(\n\tScoreTerm\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\"B\n\x0e\x45xcludedMember\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x89\x01\n\x0e\x44\x65\x63isionChange\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.disagg.v1.MemberRole\x12\x11\n\tmember_id\x18\x02 \x01(\t\x12\r\n\x05input\x18\x03 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x04 \x01(\x01\x12\r\n\x05\x61\x66ter\x18\x05 \x01(\x01\x12\x11\n\tchosen_id\x18\x06 \x01(\t2\x8e\x01\n\x0eRoutingService\x12:\n\x05Route\x12\x17.disagg.v1.RouteRequest\x1a\x18.disagg.v1.RouteResponse\x12@\n\x07\x45xplain\x12\x19.disagg.v1.ExplainRequest\x1a\x1a.disagg.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disagg.v1.routing_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTEREQUEST']._serialized_start=114
-  _globals['_ROUTEREQUEST']._serialized_end=215
-  _globals['_ROUTERESPONSE']._serialized_start=218
-  _globals['_ROUTERESPONSE']._serialized_end=520
-  _globals['_ROUTEDDECODE']._serialized_start=522
-  _globals['_ROUTEDDECODE']._serialized_end=615
-  _globals['_ROUTINGSERVICE']._serialized_start=617
-  _globals['_ROUTINGSERVICE']._serialized_end=693
+  _globals['_ROUTEREQUEST']._serialized_start=142
+  _globals['_ROUTEREQUEST']._serialized_end=243
+  _globals['_ROUTERESPONSE']._serialized_start=246
+  _globals['_ROUTERESPONSE']._serialized_end=548
+  _globals['_ROUTEDDECODE']._serialized_start=550
+  _globals['_ROUTEDDECODE']._serialized_end=643
+  _globals['_EXPLAINREQUEST']._serialized_start=645
+  _globals['_EXPLAINREQUEST']._serialized_end=698
+  _globals['_EXPLAINRESPONSE']._serialized_start=700
+  _globals['_EXPLAINRESPONSE']._serialized_end=757
+  _globals['_DECISION']._serialized_start=760
+  _globals['_DECISION']._serialized_end=1197
+  _globals['_DECISIONSIDE']._serialized_start=1200
+  _globals['_DECISIONSIDE']._serialized_end=1400
+  _globals['_CONSIDEREDMEMBER']._serialized_start=1403
+  _globals['_CONSIDEREDMEMBER']._serialized_end=1642
+  _globals['_SCORETERM']._serialized_start=1644
+  _globals['_SCORETERM']._serialized_end=1684
+  _globals['_EXCLUDEDMEMBER']._serialized_start=1686
+  _globals['_EXCLUDEDMEMBER']._serialized_end=1752
+  _globals['_DECISIONCHANGE']._serialized_start=1755
+  _globals['_DECISIONCHANGE']._serialized_end=1892
+  _globals['_ROUTINGSERVICE']._serialized_start=1895
+  _globals['_ROUTINGSERVICE']._serialized_end=2037
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,11 @@ class RoutingServiceStub:
                 request_serializer=disagg_dot_v1_dot_routing__pb2.RouteRequest.SerializeToString,
                 response_deserializer=disagg_dot_v1_dot_routing__pb2.RouteResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/disagg.v1.RoutingService/Explain',
+                request_serializer=disagg_dot_v1_dot_routing__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=disagg_dot_v1_dot_routing__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RoutingServiceServicer:
@@ -54,6 +59,13 @@ class RoutingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Why a request runs where it runs: its placement decisions, decided again from their records.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoutingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_RoutingServiceServicer_to_server(servicer, server):
                     servicer.Route,
                     request_deserializer=disagg_dot_v1_dot_routing__pb2.RouteRequest.FromString,
                     response_serializer=disagg_dot_v1_dot_routing__pb2.RouteResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=disagg_dot_v1_dot_routing__pb2.ExplainRequest.FromString,
+                    response_serializer=disagg_dot_v1_dot_routing__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +108,33 @@ class RoutingService:
             '/disagg.v1.RoutingService/Route',
             disagg_dot_v1_dot_routing__pb2.RouteRequest.SerializeToString,
             disagg_dot_v1_dot_routing__pb2.RouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disagg.v1.RoutingService/Explain',
+            disagg_dot_v1_dot_routing__pb2.ExplainRequest.SerializeToString,
+            disagg_dot_v1_dot_routing__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
