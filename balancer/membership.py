@@ -216,10 +216,10 @@ class Membership:
 
         A member that is not tried out yet stays suspect: what it began before goes on there, too.
         """
-        self._note("absolve", member_id=member_id)
         entry = self._entries.get(member_id)
         if entry is None or not entry.is_probed:
-            return False
+            return False  # by far most signs of life; they change nothing and go into no journal
+        self._note("absolve", member_id=member_id)
         entry.suspect_until, entry.suspect_for_s, entry.is_probed = float("-inf"), 0.0, False
         self._write(entry)
         return True
