@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from balancer.admission import Admission, Verdict
 from runtime.clock import Clock
@@ -67,6 +67,9 @@ class Gate:
             Overloaded: QUEUE_FULL: no place in the queue, or none to run within `max_wait_s`, or
                 none in time for the request's deadline.
         """
+        if not self._admission.statistics().running:
+            # Nobody is to be protected, and a bad estimate could never be corrected: let it try.
+            applicant = replace(applicant, needs_s=0.0)
         request_id = applicant.request_id
         verdict = self._admission.offer(
             request_id,

@@ -141,3 +141,11 @@ async def test_classes_wait_in_queues_of_their_own() -> None:
 async def _enter(gate: Gate, applicant: Applicant) -> None:
     async with gate.slot(applicant):
         pytest.fail("there was no place")
+
+
+async def test_an_estimate_alone_refuses_nobody() -> None:
+    _, gate = make()
+    async with gate.slot(Applicant(request_id="a", deadline=1.0, needs_s=99.0)):
+        with pytest.raises(Overloaded, match="could not be served in time"):
+            async with gate.slot(Applicant(request_id="b", deadline=1.0, needs_s=99.0)):
+                pytest.fail("somebody runs already")
