@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from balancer.decisions import DecisionRecord
-from balancer.explanation import Explanation, SideExplanation, explain
-from balancer.members import Role
+from balancer.explain.decisions import DecisionRecord
+from balancer.explain.explanation import Explanation, SideExplanation, explain
+from balancer.explain.what_if import Change
+from balancer.membership.members import Role
 from balancer.router import Router
 from balancer.routing.base import Policy, Verdict
-from balancer.what_if import Change
 from disagg.v1 import membership_pb2, routing_pb2
 
 ROLE_VALUES = {

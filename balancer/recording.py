@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from balancer.journal import gap_line
+from balancer.explain.journal import gap_line
 from runtime.logging import get_logger
 
 _log = get_logger(__name__)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from balancer.decisions import DecisionRecord, DecisionRing, decide
+from balancer.explain.decisions import DecisionRecord, DecisionRing, decide
 from balancer.membership import Membership
+from balancer.membership.snapshot import Snapshot
 from balancer.routing.base import Knowledge, PlacementRequest, Policy
 from balancer.routing.events import Decided, Finished, PrefillEnded, RoundBegan
-from balancer.snapshot import Snapshot
 
 
 class Router:

@@ -16,7 +16,8 @@ from typing import Protocol, TextIO
 
 from balancer.admission import Admission
 from balancer.config import BalancerSettings, LimitSettings, RoutingSettings
-from balancer.decisions import DecisionRing
+from balancer.explain.decisions import DecisionRing
+from balancer.explain.journal import recorded_router
 from balancer.facade.face import ENGINE_GENERATE, VllmEngineFace
 from balancer.facade.face import SERVICE as ENGINE_SERVICE
 from balancer.facade.face import Parts as FacadeParts
@@ -24,7 +25,6 @@ from balancer.http.app import make_app
 from balancer.http.generation import Parts
 from balancer.http.server import serving
 from balancer.intake import Intake
-from balancer.journal import recorded_router
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.gate import Gate
 from balancer.journey.placement import Placer

@@ -32,15 +32,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from balancer.decisions import DecisionRecord, DecisionRing
-from balancer.journal import recorded_router, replay
-from balancer.members import Load, Member, Role
+from balancer.explain.decisions import DecisionRecord, DecisionRing
+from balancer.explain.journal import recorded_router, replay
+from balancer.explain.what_if import what_would_change
 from balancer.membership import Membership
+from balancer.membership.members import Load, Member, Role
 from balancer.router import Router
 from balancer.routing.base import PlacementRequest
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import POLICIES, make_policy
-from balancer.what_if import what_would_change
 from benchmarks.environment import describe, median
 
 SIZES = (16, 128, 1024)

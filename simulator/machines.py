@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from balancer.members import Load, Member, Role
+from balancer.membership.members import Load, Member, Role
 from engine.model.config import ModelConfigError
 from engine.model.sizing.catalog import model_names, read_config
 from engine.model.sizing.sizes import ModelSizes

@@ -1,9 +1,9 @@
 """Decides a recorded run again: the check that the simulator's balancer is the live one.
 
-A recording is a journal of `balancer.journal`, one JSON line an input of placement: heartbeats,
-work handed out and taken back, ends of prefills and requests, and every decision with its outcome.
-A live balancer and a simulated run write the same form. The inputs are put to fresh objects, and
-the decisions are compared one by one.
+A recording is a journal of `balancer.explain.journal`, one JSON line an input of placement:
+heartbeats, work handed out and taken back, ends of prefills and requests, and every decision with
+its outcome. A live balancer and a simulated run write the same form. The inputs are put to fresh
+objects, and the decisions are compared one by one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from balancer.journal import Compared, JournalError, replay
+from balancer.explain.journal import Compared, JournalError, replay
 
 MAX_LINE_CHARS = 4_000_000  # a thousand members' ids in one request's `full` are far below
 MAX_LINES = 200_000_000

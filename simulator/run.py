@@ -23,16 +23,16 @@ import numpy as np
 
 from balancer.admission import Admission
 from balancer.admission import Verdict as Admitted
-from balancer.decisions import DecisionRing
-from balancer.journal import recorded_router
-from balancer.members import ExclusionCause
+from balancer.explain.decisions import DecisionRing
+from balancer.explain.journal import recorded_router
 from balancer.membership import Membership
+from balancer.membership.members import ExclusionCause
+from balancer.membership.snapshot import CODE_OF
 from balancer.router import Router
 from balancer.routing.base import Placement, PlacementRequest, Verdict
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import make_policy
 from balancer.routing.shares import Shares
-from balancer.snapshot import CODE_OF
 from simulator.engines.links import through
 from simulator.engines.prefill import PrefillJob, Progress
 from simulator.machines import Machines
@@ -81,7 +81,7 @@ class Simulation:
         policy: Name of a real policy.
         options: What it is told.
         report: Told about progress.
-        journal: Takes every input of placement, line by line; see `balancer.journal`.
+        journal: Takes every input of placement, line by line; see `balancer.explain.journal`.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from balancer.membership.snapshot import Columns
 from balancer.routing.shares import Shares
-from balancer.snapshot import Columns
 from runtime.metrics import Metrics
 
 

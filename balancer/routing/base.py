@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from balancer.members import MemberView, Role
+from balancer.membership.members import MemberView, Role
+from balancer.membership.snapshot import Snapshot
 from balancer.routing.events import Event
 from balancer.routing.judgement import Candidate, Exclusion, Judgement
 from balancer.routing.quota import QuotaModel
-from balancer.snapshot import Snapshot
 
 FOREVER = float("inf")
 

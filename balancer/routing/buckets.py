@@ -17,13 +17,13 @@ from itertools import accumulate
 
 import numpy as np
 
+from balancer.membership.snapshot import Codes, Columns, Ints
 from balancer.routing.base import Knowledge
 from balancer.routing.composition import Case, Composed, Terms
 from balancer.routing.decode import TwoAxes
 from balancer.routing.estimates import Estimates
 from balancer.routing.events import Decided, Event, RoundBegan
 from balancer.routing.options import RoutingOptions
-from balancer.snapshot import Codes, Columns, Ints
 
 _WINDOW = 1024  # prompts the boundaries are cut from
 _SLACK_S = 0.1  # loads closer than this have not drifted

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
+from balancer.membership.snapshot import Codes, Columns, Floats, Ints
 from balancer.routing.composition import Case, Composed, Rule, Terms
 from balancer.routing.decode import TwoAxes
 from balancer.routing.estimates import Estimates
 from balancer.routing.options import RoutingOptions
 from balancer.routing.screening import exclude
-from balancer.snapshot import Codes, Columns, Floats, Ints
 
 CACHE_AWARE_NAMES = ("load_balance", "local_cache_aware", "global_cache_aware", "mooncake")
 

@@ -15,13 +15,13 @@ from typing import Protocol
 
 import numpy as np
 
-from balancer.members import ExclusionCause, Role
+from balancer.membership.members import ExclusionCause, Role
+from balancer.membership.snapshot import CODE_OF, Codes, Columns, Floats, Ints, Snapshot
 from balancer.routing.base import Knowledge, Memory, Placement, PlacementRequest, Verdict
 from balancer.routing.draws import draw_seed
 from balancer.routing.judgement import Judgement
 from balancer.routing.options import RoutingOptions
 from balancer.routing.screening import exclude, pair, screen
-from balancer.snapshot import CODE_OF, Codes, Columns, Floats, Ints, Snapshot
 
 Terms = list[tuple[str, Floats | Ints]]
 """Columns of scores by name, most important first, each `[candidates]`."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
+from balancer.membership.snapshot import Codes, Columns, Floats, Ints
 from balancer.routing.composition import Case, Terms
 from balancer.routing.draws import two_of
 from balancer.routing.screening import exclude
-from balancer.snapshot import Codes, Columns, Floats, Ints
 
 _UNBOUNDED = float(1 << 30)  # of a member that does not say how much fits
 _BEST_SHARE = 4  # one in so many candidates is among the best

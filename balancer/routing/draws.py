@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.snapshot import Columns, Floats, Ints, hash_of
+from balancer.membership.snapshot import Columns, Floats, Ints, hash_of
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.members import Role
+from balancer.membership.members import Role
+from balancer.membership.snapshot import Codes, Columns, Floats, Ints
 from balancer.routing.composition import Case, Composed, Terms
 from balancer.routing.decode import TwoAxes
 from balancer.routing.draws import uniforms
 from balancer.routing.estimates import Estimates
 from balancer.routing.options import RoutingOptions
-from balancer.snapshot import Codes, Columns, Floats, Ints
 
 _TINY = 1e-12
 

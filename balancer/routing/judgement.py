@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.members import ExclusionCause, MemberView, Role
-from balancer.snapshot import CAUSES, Codes, Columns, Floats, Ints, Snapshot
+from balancer.membership.members import ExclusionCause, MemberView, Role
+from balancer.membership.snapshot import CAUSES, Codes, Columns, Floats, Ints, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from balancer.members import Role
+from balancer.membership.members import Role
+from balancer.membership.snapshot import Codes, Columns, Floats, Ints
 from balancer.routing.composition import Case, Composed, Terms
 from balancer.routing.decode import TwoAxes
 from balancer.routing.estimates import Estimates
 from balancer.routing.options import RoutingOptions
-from balancer.snapshot import Codes, Columns, Floats, Ints
 
 Scorer = Callable[[Case, Columns, Ints], Floats]
 

@@ -8,13 +8,13 @@ Source: P/D-Serve, on-demand forwarding.
 
 from __future__ import annotations
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
+from balancer.membership.snapshot import Codes, Columns, Ints
 from balancer.routing.composition import Case, Composed, Terms
 from balancer.routing.decode import TwoAxes
 from balancer.routing.estimates import Estimates
 from balancer.routing.options import RoutingOptions
 from balancer.routing.screening import exclude
-from balancer.snapshot import Codes, Columns, Ints
 
 
 class CanStartNow:

@@ -25,12 +25,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
+from balancer.membership.snapshot import Codes, Columns, Fixed, Ints
 from balancer.routing.composition import Case, Terms
 from balancer.routing.decode import among_the_best
 from balancer.routing.screening import exclude
 from balancer.routing.shares import Shares
-from balancer.snapshot import Codes, Columns, Fixed, Ints
 
 _ANY_CLASS = -1
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from balancer.members import ExclusionCause, Role
+from balancer.membership.members import ExclusionCause, Role
+from balancer.membership.snapshot import CODE_OF, Codes, Columns, Snapshot
 from balancer.routing.base import PlacementRequest
-from balancer.snapshot import CODE_OF, Codes, Columns, Snapshot
 
 
 def screen(request: PlacementRequest, snapshot: Snapshot) -> dict[Role, Codes]:

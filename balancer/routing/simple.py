@@ -15,13 +15,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from balancer.members import Role
+from balancer.membership.members import Role
+from balancer.membership.snapshot import Codes, Columns, Ints
 from balancer.routing.composition import Case, Composed, Terms
 from balancer.routing.decode import TwoAxes
 from balancer.routing.draws import two_of, uniforms
 from balancer.routing.estimates import Estimates
 from balancer.routing.options import RoutingOptions
-from balancer.snapshot import Codes, Columns, Ints
 
 Scorer = Callable[[Case, Columns, Ints], Terms]
 

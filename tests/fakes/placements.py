@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from balancer.decisions import decide
-from balancer.members import MemberView
+from balancer.explain.decisions import decide
+from balancer.membership.members import MemberView
 from balancer.routing.base import Knowledge, Placement, PlacementRequest, Policy
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import make_policy

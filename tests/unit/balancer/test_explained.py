@@ -6,7 +6,7 @@ import grpc.aio
 import pytest
 
 from balancer.explained import ROLE_VALUES
-from balancer.members import Role
+from balancer.membership.members import Role
 from disagg.v1 import membership_pb2, routing_pb2, routing_pb2_grpc
 from runtime.errors import Unavailable
 from tests.fakes.front_door import FrontDoor, front_door

@@ -52,7 +52,10 @@ async def test_a_prefill_that_fails_is_over_and_teaches_nothing() -> None:
         tier = {"tier": "lt16k"}
         balancer = door.balancer
         balancer.tiers.publish(
-            balancer.metrics, None, balancer.members.snapshot(0.0).decode, balancer.clock.now()
+            balancer.metrics,
+            None,
+            balancer.members.snapshot(0.0).decode,
+            balancer.clock.now(),
         )
         assert door.metric("disagg_tier_backlog_tokens", **tier) == 0
         assert balancer.router.knowledge().quota == before

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from balancer.journal import JournalError, recorded_router, replay
-from balancer.members import Role
+from balancer.explain.journal import JournalError, recorded_router, replay
+from balancer.membership.members import Role
 from balancer.recording import Recording, RecordingError, recording
 from balancer.routing.base import PlacementRequest
 from balancer.routing.options import RoutingOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from balancer.decisions import DecisionRing, re_execute
-from balancer.members import Role
+from balancer.explain.decisions import DecisionRing, re_execute
 from balancer.membership import Membership
+from balancer.membership.members import Role
 from balancer.router import Router
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import make_policy

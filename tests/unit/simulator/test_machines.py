@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from balancer.members import Role
+from balancer.membership.members import Role
 from simulator.machines import Machines
 from simulator.topology import TopologyError, parse_topology
 

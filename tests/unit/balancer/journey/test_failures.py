@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from balancer.decisions import decide
+from balancer.explain.decisions import decide
 from balancer.journey.failures import final_error, newest_attempt, no_pair_error, remedy_for
 from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, MemberView

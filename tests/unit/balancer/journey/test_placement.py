@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from balancer.decisions import DecisionRing, re_execute
+from balancer.explain.decisions import DecisionRing, re_execute
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.failures import Refused, remedy_for
 from balancer.journey.placement import Placer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from balancer.journey.tiers import Tiers, imbalance, tier_names
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
+from balancer.membership.snapshot import snapshot_of
 from balancer.routing.shares import Shares
-from balancer.snapshot import snapshot_of
 from runtime.metrics import Metrics
 from tests.fakes.memberships import view
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
 from balancer.routing.base import Verdict
 from tests.fakes.placements import engine, place, request, sink
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
 from balancer.routing.buckets import BucketMemory, Buckets, cut
 from balancer.routing.events import Decided, RoundBegan
 from balancer.routing.options import RoutingOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
 from balancer.routing.base import Verdict
 from balancer.routing.options import RoutingOptions
 from tests.fakes.placements import engine, place, request, sink

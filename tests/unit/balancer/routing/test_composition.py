@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.members import ExclusionCause
+from balancer.membership.members import ExclusionCause
+from balancer.membership.snapshot import snapshot_of
 from balancer.routing.base import Verdict
 from balancer.routing.composition import make_case, pick
 from balancer.routing.options import RoutingOptions
-from balancer.snapshot import snapshot_of
 from tests.fakes.placements import engine, known, place, request, sink
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from balancer.members import ExclusionCause, MemberView
+from balancer.membership.members import ExclusionCause, MemberView
 from balancer.routing.base import Placement, Verdict
 from balancer.routing.options import RoutingOptions
 from tests.fakes.placements import engine, known, place, request, sink

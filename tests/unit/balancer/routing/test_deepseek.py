@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from balancer.decisions import DecisionRing
-from balancer.members import Role
+from balancer.explain.decisions import DecisionRing
 from balancer.membership import Membership
+from balancer.membership.members import Role
 from balancer.router import Router
 from balancer.routing.deepseek import deepseek
 from balancer.routing.options import RoutingOptions

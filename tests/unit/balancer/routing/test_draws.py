@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from balancer.membership.snapshot import snapshot_of
 from balancer.routing.draws import draw_seed, two_of, uniforms
-from balancer.snapshot import snapshot_of
 from tests.fakes.placements import engine
 
 COLUMNS = snapshot_of([engine(f"p{i}") for i in range(8)]).prefill

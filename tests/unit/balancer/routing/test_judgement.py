@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from balancer.members import ExclusionCause, Role
+from balancer.membership.members import ExclusionCause, Role
 from balancer.routing.judgement import Exclusion, Judgement
 from tests.fakes.memberships import view
 from tests.fakes.placements import engine, place, request, sink

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from balancer.membership.snapshot import snapshot_of
 from balancer.routing.composition import make_case
 from balancer.routing.llmd import SCORERS
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import make_policy
-from balancer.snapshot import snapshot_of
 from tests.fakes.placements import engine, known, place, request, sink
 
 VIEWS = [

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.decisions import decide
-from balancer.members import MemberView, Role
+from balancer.explain.decisions import decide
+from balancer.membership.members import MemberView, Role
 from balancer.routing.base import Placement, PlacementRequest, Verdict
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import POLICIES, make_policy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from balancer.members import ExclusionCause, MemberView
+from balancer.membership.members import ExclusionCause, MemberView
 from balancer.routing.base import Placement, Verdict
 from balancer.routing.options import RoutingOptions
 from balancer.routing.shares import Shares

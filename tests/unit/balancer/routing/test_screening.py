@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.members import ExclusionCause, MemberView, Role
+from balancer.membership.members import ExclusionCause, MemberView, Role
+from balancer.membership.snapshot import CAUSES, snapshot_of
 from balancer.routing.base import PlacementRequest
 from balancer.routing.screening import pair, screen
-from balancer.snapshot import CAUSES, snapshot_of
 from tests.fakes.memberships import prefill, view
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.decisions import DecisionRecord, decide, re_execute
-from balancer.members import MemberView, Role
+from balancer.explain.decisions import DecisionRecord, decide, re_execute
+from balancer.explain.what_if import Change, what_would_change
+from balancer.membership.members import MemberView, Role
+from balancer.membership.snapshot import snapshot_of
 from balancer.routing.policies import make_policy
-from balancer.snapshot import snapshot_of
-from balancer.what_if import Change, what_would_change
 from tests.fakes.placements import engine, known, request, sink
 
 POLICY = make_policy("deepseek")

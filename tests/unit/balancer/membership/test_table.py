@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from balancer.members import ExclusionCause, Role
-from balancer.snapshot import CAUSES
-from balancer.table import Facts, Table
+from balancer.membership.members import ExclusionCause, Role
+from balancer.membership.snapshot import CAUSES
+from balancer.membership.table import Facts, Table
 from tests.fakes.memberships import member
 
 NEVER = float("-inf")

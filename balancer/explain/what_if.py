@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from balancer.decisions import DecisionRecord, re_execute
-from balancer.members import Role
+from balancer.explain.decisions import DecisionRecord, re_execute
+from balancer.membership.members import Role
+from balancer.membership.snapshot import Columns, Snapshot
 from balancer.routing.base import Placement, Policy, Verdict
 from balancer.routing.judgement import Judgement
-from balancer.snapshot import Columns, Snapshot
 
 _FIELDS = {"requests": 1.0, "tokens": 1.0, "quota_s": 1e-3}
 """Columns that are tried, and the smallest step of each."""

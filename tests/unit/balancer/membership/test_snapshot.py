@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from balancer.members import ExclusionCause, Role
-from balancer.snapshot import CAUSES, CODE_OF, hash_of, snapshot_of
+from balancer.membership.members import ExclusionCause, Role
+from balancer.membership.snapshot import CAUSES, CODE_OF, hash_of, snapshot_of
 from tests.fakes.memberships import prefill, view
 
 VIEWS = [

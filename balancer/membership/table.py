@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from balancer.members import ExclusionCause, Member, Role
-from balancer.snapshot import CODE_OF, Columns, Fixed, fixed_of
+from balancer.membership.members import ExclusionCause, Member, Role
+from balancer.membership.snapshot import CODE_OF, Columns, Fixed, fixed_of
 
 _STALE = CODE_OF[ExclusionCause.STALE]
 _SUSPECT = CODE_OF[ExclusionCause.SUSPECT]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from balancer.decisions import DecisionRecord, re_execute
-from balancer.members import Role
+from balancer.explain.decisions import DecisionRecord, re_execute
+from balancer.explain.what_if import Change, what_would_change
+from balancer.membership.members import Role
 from balancer.routing.base import Placement, Policy
 from balancer.routing.judgement import Exclusion, Judgement
 from balancer.routing.shares import Shares
-from balancer.what_if import Change, what_would_change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

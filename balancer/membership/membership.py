@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from balancer.members import ExclusionCause, Load, Member, MemberView, Role
-from balancer.snapshot import Snapshot
-from balancer.table import Facts, Table
-
-__all__ = ["ExclusionCause", "Load", "Member", "MemberView", "Membership", "Role"]
+from balancer.membership.members import ExclusionCause, Member, MemberView, Role
+from balancer.membership.snapshot import Snapshot
+from balancer.membership.table import Facts, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

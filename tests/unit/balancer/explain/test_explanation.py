@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from balancer.decisions import DecisionRecord, decide
-from balancer.explanation import explain, trace_attributes
-from balancer.members import ExclusionCause, Role
+from balancer.explain.decisions import DecisionRecord, decide
+from balancer.explain.explanation import explain, trace_attributes
+from balancer.membership.members import ExclusionCause, Role
 from balancer.routing.policies import make_policy
 from balancer.routing.shares import Shares
 from tests.fakes.placements import engine, known, request, sink

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.members import ExclusionCause, Member, MemberView, Role
+from balancer.membership.members import ExclusionCause, Member, MemberView, Role
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

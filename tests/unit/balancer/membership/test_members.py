@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from balancer.members import ExclusionCause, Load, Role
+from balancer.membership.members import ExclusionCause, Load, Role
 from tests.fakes.memberships import member
 
 

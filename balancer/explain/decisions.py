@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from balancer.members import MemberView
+from balancer.membership.members import MemberView
+from balancer.membership.snapshot import Snapshot, snapshot_of
 from balancer.routing.base import Knowledge, Placement, PlacementRequest, Policy
-from balancer.snapshot import Snapshot, snapshot_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

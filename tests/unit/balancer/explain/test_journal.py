@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from balancer.journal import Compared, JournalError, Outcome, recorded_router, replay
-from balancer.members import Role
+from balancer.explain.journal import Compared, JournalError, Outcome, recorded_router, replay
+from balancer.membership.members import Role
 from balancer.routing.base import Verdict
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import POLICIES

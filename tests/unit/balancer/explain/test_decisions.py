@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from balancer.decisions import DecisionRing, decide, re_execute
+from balancer.explain.decisions import DecisionRing, decide, re_execute
 from balancer.routing.base import PlacementRequest
 from balancer.routing.policies import make_policy
 from tests.fakes.memberships import prefill, view

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from balancer.decisions import DecisionRing
-from balancer.members import Load, Member, Role
+from balancer.explain.decisions import DecisionRing
 from balancer.membership import Membership
+from balancer.membership.members import Load, Member, Role
 from balancer.router import Router
 from balancer.routing.base import PlacementRequest
 from balancer.routing.options import RoutingOptions

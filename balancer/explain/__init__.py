@@ -1,0 +1,1 @@
+"""Why requests run where they run: records, what would change them, runs decided again."""
