@@ -98,7 +98,18 @@ def check_generate(
         last_seq=message.last_seq,
         cache_salt=message.cache_salt,
         priority=message.priority,
+        ttft_slo_s=_target(message, "ttft_slo_s"),
+        tpot_slo_s=_target(message, "tpot_slo_s"),
     )
+
+
+def _target(message: generation_pb2.GenerateRequest, name: str) -> float | None:
+    if not message.HasField(name):
+        return None
+    value: float = getattr(message, name)
+    if not (math.isfinite(value) and value > 0):
+        raise bad_field(name, f"{value:g}; send seconds above 0, or leave it out")
+    return value
 
 
 def bad_field(field: str, description: str) -> InvalidRequest:

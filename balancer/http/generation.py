@@ -37,6 +37,7 @@ _log = get_logger(__name__)
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout-ms"
+TARGET_HEADERS = {"x-slo-ttft-ms": "ttft_slo_s", "x-slo-tpot-ms": "tpot_slo_s"}
 _CALLER_LEFT_STATUS = 499
 _MAX_FIELD_CHARS = 40
 _LONG_BODY_BYTES = 1 << 16  # about a millisecond of work
@@ -95,7 +96,11 @@ class GenerationEndpoint:
         settings = self._parts.settings
         named = check_request_id(exchange.headers.get(REQUEST_ID_HEADER, ""))
         exchange.answer_headers[REQUEST_ID_HEADER] = named
-        timeout_s = _timeout_s(exchange.headers.get(TIMEOUT_HEADER))
+        timeout_s = _header_s(exchange, TIMEOUT_HEADER, "the milliseconds the request may take")
+        targets = {
+            name: _header_s(exchange, header, "the milliseconds to aim at")
+            for header, name in TARGET_HEADERS.items()
+        }
         data = await exchange.read(
             max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )
@@ -108,6 +113,10 @@ class GenerationEndpoint:
         if asked.request_id and REQUEST_ID_HEADER not in exchange.headers:
             named = check_request_id(asked.request_id)
         exchange.answer_headers |= {REQUEST_ID_HEADER: named, "x-disagg-decision-id": named}
+        for message in asked.messages:
+            for name, value in targets.items():
+                if value is not None:
+                    setattr(message, name, value)
         with request_scope(request_id=named):
             check_model(asked.messages[0].model, self._parts.intake.card)
             requests = [
@@ -229,16 +238,17 @@ def _id_of(request_id: str, number: int, asked: Asked) -> str:
     return request_id if len(asked.messages) == 1 else check_request_id(f"{request_id}-{number}")
 
 
-def _timeout_s(text: str | None) -> float | None:
-    """The deadline of the header, in seconds.
+def _header_s(exchange: Exchange, name: str, what: str) -> float | None:
+    """The milliseconds of a header, in seconds; None without it.
 
     Raises:
         InvalidRequest: It is no positive whole number.
     """
+    text = exchange.headers.get(name)
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 12 or int(text) == 0:
-        raise bad_field(TIMEOUT_HEADER, "send the milliseconds the request may take, 1 or more")
+        raise bad_field(name, f"send {what}, 1 or more")
     return int(text) / 1000
 
 

@@ -152,6 +152,16 @@ def test_too_long(prompt: int, max_tokens: int | None, message: str) -> None:
     assert caught.value.reason is Reason.PROMPT_TOO_LONG
 
 
+def test_targets_are_seconds_above_zero() -> None:
+    assert (check().ttft_slo_s, check().tpot_slo_s) == (None, None)
+    given = check(ttft_slo_s=0.5, tpot_slo_s=0.02)
+    assert (given.ttft_slo_s, given.tpot_slo_s) == (0.5, 0.02)
+    for name in ("ttft_slo_s", "tpot_slo_s"):
+        for value in (0.0, -1.0, float("nan"), float("inf")):
+            with pytest.raises(InvalidRequest, match=f"{name}: .* seconds above 0"):
+                check(**{name: value})
+
+
 def test_a_long_salt_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="longer than 256 bytes"):
         check(cache_salt="ä" * 129)

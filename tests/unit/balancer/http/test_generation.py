@@ -266,6 +266,17 @@ async def test_ids_deadlines_and_defaults() -> None:
         assert (done.status_code, done.json()["error"]["code"]) == (504, "timeout")
 
 
+async def test_targets_of_the_headers_reach_placement() -> None:
+    async with faced() as (door, client):
+        headers = {"x-request-id": "a", "x-slo-ttft-ms": "1500", "x-slo-tpot-ms": "20"}
+        done = await client.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)
+        assert done.status_code == 200
+        [record] = door.balancer.router.decisions.explain(done.headers["x-disagg-decision-id"])
+        assert (record.request.ttft_slo_s, record.request.tpot_slo_s) == (1.5, 0.02)
+        done = await client.post(COMPLETIONS, json={"prompt": "x"}, headers={"x-slo-ttft-ms": "0"})
+        assert (done.status_code, done.json()["error"]["param"]) == (400, "x-slo-ttft-ms")
+
+
 async def test_an_id_that_runs_is_refused() -> None:
     async with faced() as (door, client):
         door.prefills[0].scripts.append(Script(hang=True))
