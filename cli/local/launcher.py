@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.errors import CommandError
 from cli.local import signals
@@ -23,6 +24,9 @@ from cli.local.topology import Side, Topology
 from cli.output import plural, say
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
+
+if TYPE_CHECKING:
+    from kvstore.embedded import EmbeddedStore
 
 _LOOK_AGAIN_S = 0.05
 _STOP_BALANCER_S = 10.0
@@ -59,7 +63,7 @@ class System:
         self.store_url = topology.store_url or ""
         self.children: list[Child] = []
         self._start_timeout_s = start_timeout_s
-        self._store_pid = ""
+        self._store: EmbeddedStore | None = None
         self._clock = SystemClock()
         self._pause = threading.Event()
 
@@ -100,6 +104,14 @@ class System:
 
     def check(self) -> None:
         """Raises CommandError if a part has ended."""
+        # Before the members: what they say without it is a consequence.
+        if self._store is not None and not self._store.is_running:
+            raise CommandError(
+                f"the private store {self.store_url} (pid {self._store.pid}) ended, and what "
+                "it held is lost: start the system again, or give it a store of yours with "
+                "--store URL",
+                ExitCode.INTERNAL,
+            )
         for child in self.children:
             child.check()
 
@@ -108,8 +120,9 @@ class System:
         from cli.local.members import list_members
 
         pids = {child.name: str(child.pid) for child in self.children}
+        store_pid = "" if self._store is None else str(self._store.pid)
         rows = [
-            Row(role="store", name="", address=self.store_url, state="ready", pid=self._store_pid),
+            Row(role="store", name="", address=self.store_url, state="ready", pid=store_pid),
             Row(
                 role="balancer",
                 name="",
@@ -161,7 +174,7 @@ class System:
         except EmbeddedUnavailable as error:
             raise CommandError(str(error), ExitCode.DEPENDENCY) from error
         cleanup.callback(store.stop)
-        self.store_url, self._store_pid = store.url, str(store.pid)
+        self._store, self.store_url = store, store.url
         self._report("store", "private Valkey", started)
 
     def _keep_store(self, cleanup: ExitStack) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.errors import CommandError
 from cli.local import children, launcher
-from cli.local.launcher import StartLate, running_system
+from cli.local.launcher import StartLate, System, running_system
 from cli.local.topology import Topology
 from runtime.errors import ExitCode
 
@@ -79,7 +83,13 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'parts'}:{root / 'proto'}")
     monkeypatch.setattr(children.sys, "executable", sys.executable)
     monkeypatch.chdir(tmp_path)  # `python -m` looks into the working directory first
-    monkeypatch.setattr(launcher.tempfile, "mkdtemp", lambda **_: str(_made(tmp_path / "run")))
+    make = launcher.tempfile.mkdtemp
+
+    def mkdtemp(*, prefix: str) -> str:
+        is_run = prefix == "disagg-run-"
+        return str(_made(tmp_path / "run")) if is_run else make(prefix=prefix)
+
+    monkeypatch.setattr(launcher.tempfile, "mkdtemp", mkdtemp)
     return tmp_path / "parts"
 
 
@@ -139,6 +149,27 @@ def test_a_part_that_fails_is_shown_with_its_log_and_its_code(
     assert caught.value.exit_code is ExitCode.CONFIGURATION
     assert (tmp_path / "run" / "decode.log").exists()  # kept, and named
     assert str(tmp_path / "run") in capsys.readouterr().err
+
+
+def test_a_private_store_that_dies_ends_the_system_and_is_named(parts: Path) -> None:
+    with running_system(replace(TOPOLOGY, store_url=None)) as system:
+        store = system.rows()[0]
+        os.kill(int(store.pid), signal.SIGKILL)
+        with pytest.raises(CommandError, match="a store of yours with --store URL") as caught:
+            _watch(system)
+        assert str(caught.value).startswith(
+            f"the private store {store.address} (pid {store.pid}) ended"
+        )
+        assert caught.value.exit_code is ExitCode.INTERNAL
+        system._store = None  # the rest ends as ever
+    assert [child.exit_code for child in system.children] == [0, 0, 0]
+
+
+def _watch(system: System) -> None:
+    pause = threading.Event()
+    for _ in range(1000):
+        system.check()
+        pause.wait(0.01)
 
 
 def test_a_part_that_never_gets_ready_is_bounded(parts: Path) -> None:
