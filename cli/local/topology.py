@@ -11,6 +11,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cli.errors import usage
 from runtime.bundled import MODEL, default_model
@@ -142,6 +143,12 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
         raise usage(f"--http {http_port}: give a port, 1 to {_MAX_PORT}, or 0 for a free one")
     if getattr(options, "trace", False):
         raise usage("--trace: traces are not part of this version")
+    store_url: str | None = getattr(options, "store", None)
+    if store_url is not None and urlsplit(store_url).scheme == "memory":
+        raise usage(
+            f"--store {store_url}: each process would have a memory of its own; leave --store out "
+            "for a private store, or give the URL of one, e.g. redis://127.0.0.1:6379"
+        )
     check_extras(options)
     directory = model or options.model
     if not (directory / "config.json").is_file():
@@ -157,7 +164,7 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
         decode_ranks=decode_ranks,
         prefill_layout=prefill_layout,
         decode_layout=decode_layout,
-        store_url=getattr(options, "store", None),
+        store_url=store_url,
         redundant=options.redundant,
         rebalance_after=getattr(options, "rebalance_after", None),
         http_port=http_port,
