@@ -396,7 +396,8 @@ class Pipeline:
         ahead = ReadAhead(
             lambda: self._peers.prefetch(
                 pair.decode, call, pair.credit_id, timeout_s=self._remaining_s(journey)
-            )
+            ),
+            lambda: journey.enter(Leg.DECODE, pair.decode),
         )
         try:
             yield ahead

@@ -40,7 +40,7 @@ def open_service(parts: Parts[DecodeSettings]) -> Service:
             budget=Budget("prefetched bytes", fetch.max_bytes_prefetched, max_waiting=0),
             metrics=parts.metrics,
         ),
-        fingerprint=parts.layout.fingerprint,
+        fingerprint=parts.store.fingerprint,
         credits=Credits(ttl_s=fetch.credit_ttl_s),
         budget=Budget(
             "bytes of fetched KV", fetch.max_bytes_in_flight, max_waiting=fetch.max_waiting

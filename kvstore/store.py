@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.backends.base import Allocate, Backend, BackendStatistics
 from kvstore.backends.files import FilesBackend
-from kvstore.backends.keyed import KeyedBackend, read_key
+from kvstore.backends.keyed import KeyedBackend, keyed_fingerprint, read_key
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
 from kvstore.buffers import new_buffer
@@ -56,7 +56,8 @@ def open_store(
     Args:
         url: See `kvstore.config.parse_url`. `memory://` is a new, private store.
         config: Settings.
-        fingerprint: Layout fingerprint, 8 bytes.
+        fingerprint: Layout fingerprint, 8 bytes. `KvStore.fingerprint` differs from it where the
+            stored bytes do: with keyed tags.
         clock: Monotonic seconds.
         listener: Told about blocks that come and go, for KV events.
 
@@ -64,6 +65,8 @@ def open_store(
         StoreUrlError: The URL names no known backend.
     """
     backend = open_backend(url, config, clock)
+    if key_file := with_files(config, parse_url(url)).integrity_key_file:
+        fingerprint = keyed_fingerprint(fingerprint, read_key(key_file))
     return KvStore(backend, config, fingerprint=fingerprint, clock=clock, listener=listener)
 
 
@@ -155,7 +158,7 @@ class KvStore:
 
     @property
     def fingerprint(self) -> bytes:
-        """Layout fingerprint, 8 bytes."""
+        """Layout fingerprint under which it stores, 8 bytes; what members announce."""
         return self._fingerprint
 
     def listen(self, listener: StoreListener) -> None:

@@ -34,7 +34,7 @@ def equipment(role: Role[S], parts: Parts[S], service: Service) -> Callable[[Hos
         admin = AdminServicer(
             role=role.name,
             version=installed_version("disagg"),
-            fingerprint=parts.layout.fingerprint,
+            fingerprint=parts.store.fingerprint,
             begin_drain=host.begin_drain,
             end_drain=host.end_drain,
             running=lambda: host.running,
@@ -76,7 +76,7 @@ def announcer(
                 group_id=context.group_name,
                 rank=number,
                 group_size=built.ports.run.layout.num_engines,
-                fingerprint=layout.fingerprint,
+                fingerprint=parts.store.fingerprint,
                 model=settings.model.name or settings.model.path.resolve().name,
                 max_model_len=built.engine.context_tokens,
                 block_tokens=layout.block_tokens,

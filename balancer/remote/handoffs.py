@@ -16,10 +16,11 @@ from typing import Protocol
 from balancer.config import StoreSettings
 from balancer.remote.peers import Ticket
 from disagg.block_hash import chain
-from kvstore import KvStoreConfig, LeaseRecord, PrefixMatch, open_store
+from kvstore import KvStore, KvStoreConfig, LeaseRecord, PrefixMatch
 from kvstore.config import parse_url
 from kvstore.errors import KvStoreError
 from kvstore.pressure import Pressure, Shedding
+from kvstore.store import open_backend
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from runtime.offload import offload
@@ -40,8 +41,12 @@ def open_handoffs(settings: StoreSettings, clock: Clock) -> StoreHandoffs:
     parse_url(settings.url)
     config = KvStoreConfig(block_tokens=1, owner="balancer")  # neither matters for what is used
     return StoreHandoffs(
-        lambda fingerprint: open_store(
-            settings.url, config, fingerprint=fingerprint, clock=clock.now
+        # Members announce the fingerprint under which they store.
+        lambda fingerprint: KvStore(
+            open_backend(settings.url, config, clock.now),
+            config,
+            fingerprint=fingerprint,
+            clock=clock.now,
         ),
         ping_s=settings.ping_s,
     )

@@ -123,10 +123,13 @@ class ReadAhead:
 
     Args:
         open_call: Makes the call.
+        on_corrupt: Told before damage is raised: it is a failure of decode's, not of the prefill
+            that runs meanwhile.
     """
 
-    def __init__(self, open_call: Callable[[], Prefetch]) -> None:
+    def __init__(self, open_call: Callable[[], Prefetch], on_corrupt: Callable[[], None]) -> None:
         self._open_call = open_call
+        self._on_corrupt = on_corrupt
         self._call: Prefetch | None = None
 
     @property
@@ -150,6 +153,7 @@ class ReadAhead:
         if self._call is not None:
             failure = await self._call.failure(wait_s=wait_s)
             if isinstance(failure, Corrupt):
+                self._on_corrupt()
                 raise failure
 
     async def close(self) -> DisaggError | None:

@@ -5,8 +5,9 @@ not have the key file can neither change a value nor move one under another name
 can delete, and he can put an older value of the same name back, which is the same bytes by
 definition. Attempts and leases carry no tag; forging them refuses hand-offs and changes none.
 
-A wrapper over any backend. All parts of a system share the setting: a value without the right tag
-is damaged in their eyes. Costs a pass of BLAKE3 and a copy on top of the usual digests.
+A wrapper over any backend. All parts of a system share the setting; the key is part of the layout
+fingerprint, and a value without the right tag is damaged. Costs a pass of BLAKE3 and a copy on top
+of the usual digests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvstore.backends.base import (
     PutItem,
 )
 from kvstore.buffers import new_buffer
-from kvstore.keys import ATTEMPT_PREFIX, BAD_TAG, Buffer, flat_view
+from kvstore.keys import ATTEMPT_PREFIX, BAD_TAG, FINGERPRINT_BYTES, Buffer, flat_view
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -52,6 +53,17 @@ def read_key(path: str) -> bytes:
     from blake3 import blake3
 
     return bytes(blake3(material, derive_key_context=_CONTEXT).digest())
+
+
+def keyed_fingerprint(fingerprint: bytes, key: bytes) -> bytes:
+    """The layout fingerprint of values with tags of this key: other bytes go by other names.
+
+    So a member with another key, or none, is another layout: it is never paired with those that
+    have it, and neither reads nor quarantines what is theirs. The key cannot be found from it.
+    """
+    from blake3 import blake3
+
+    return bytes(blake3(fingerprint, key=key).digest(FINGERPRINT_BYTES))
 
 
 class KeyedBackend:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -26,6 +27,40 @@ from kvstore.errors import StoreDown
 # Replies of a server that is not the primary any more.
 _DEMOTED = ("READONLY", "MASTERDOWN")
 
+_States = dict[str, dict[str, Any]]  # Any: as redis-py parses them
+
+
+class _Sentinels(Sentinel):
+    """Says in words why there is no primary; redis-py's text holds its clients' whole settings."""
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Address of the primary. Raises MasterNotFoundError."""
+        silent = []
+        for sentinel in list(self.sentinels):
+            try:
+                state = cast(_States, sentinel.sentinel_masters()).get(service_name)
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                silent.append(_cause(error))
+                continue
+            if state and self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
+                # The next question goes to one that knows.
+                others = [other for other in self.sentinels if other is not sentinel]
+                self.sentinels = [sentinel, *others]
+                return state["ip"], state["port"]
+        asked = len(self.sentinels)
+        if len(silent) == asked:
+            causes = ", ".join(dict.fromkeys(silent))
+            raise MasterNotFoundError(f"no sentinel answers ({causes})")
+        heard = f", {len(silent)} of {asked} sentinels do not answer" if silent else ""
+        raise MasterNotFoundError(f"no sentinel knows a primary {service_name!r} that is up{heard}")
+
+
+def _cause(error: Exception) -> str:
+    """What the operating system said, if it did."""
+    inner = error.__cause__ or error.__context__
+    text = inner.strerror if isinstance(inner, OSError) else None
+    return (text or str(error) or type(error).__name__).rstrip(".").lower()
+
 
 class PrimaryFinder:
     """Asks the sentinels of a URL, one after the other, for the primary.
@@ -37,7 +72,7 @@ class PrimaryFinder:
 
     def __init__(self, url: StoreUrl, config: KvStoreConfig) -> None:
         self._url = url
-        self._sentinels = Sentinel(  # type: ignore[no-untyped-call]
+        self._sentinels = _Sentinels(  # type: ignore[no-untyped-call]
             list(url.sentinels),
             sentinel_kwargs={
                 "socket_timeout": config.timeout_s,
@@ -58,9 +93,7 @@ class PrimaryFinder:
             StoreDown: No sentinel answers, or none knows a primary that is up.
         """
         try:
-            host, port = self._sentinels.discover_master(  # type: ignore[no-untyped-call]
-                self._url.service
-            )
+            host, port = self._sentinels.discover_master(self._url.service)
         except MasterNotFoundError as error:
             raise StoreDown(self._url.address, str(error)) from error
         except redis.RedisError as error:

@@ -86,7 +86,7 @@ async def test_a_damaged_block_costs_one_attempt_that_trusts_nothing(script: Scr
         found = [call.bypass_prefix for call in door.prefills[0].calls]
         if len(found) > 1:  # the news may come after the last moment at which it matters
             assert found == [False, True]
-            assert door.metric("disagg_redispatch_total", stage="prefill", reason="corrupt") == 1
+            assert door.metric("disagg_redispatch_total", stage="decode", reason="corrupt") == 1
         assert script.error is None or len(found) == 2
         await door.settle()
 

@@ -44,7 +44,9 @@ def test_an_engine_of_several_ranks_is_one_member(
     parts: Any = SimpleNamespace(
         settings=settings,
         engine=SimpleNamespace(statistics=None, progress_age_s=None),
-        layout=SimpleNamespace(fingerprint=bytes(8), block_tokens=32),
+        layout=SimpleNamespace(block_tokens=32),
+        # With keyed tags it stores under another fingerprint than its layout's.
+        store=SimpleNamespace(fingerprint=b"stored as"[:8]),
         clock=ManualClock(),
     )
     built: Any = SimpleNamespace(
@@ -65,4 +67,5 @@ def test_an_engine_of_several_ranks_is_one_member(
     for card in cards:
         # Of eight ranks every second one leads: this is the last of four engines.
         assert (card.rank, card.group_size, card.group_id) == (3, 4, "group")
+        assert card.fingerprint == b"stored a"
         assert (card.role, card.model, card.address) == (wire, "served", "127.0.0.1:9")

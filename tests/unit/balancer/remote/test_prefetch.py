@@ -128,7 +128,7 @@ async def test_the_call_is_made_when_there_is_something_to_read() -> None:
         made.append(Recorded())
         return made[-1]
 
-    ahead = ReadAhead(open_call)
+    ahead = ReadAhead(open_call, lambda: None)
     ahead.finish()
     assert not ahead.is_open
     assert await ahead.close() is None
@@ -147,9 +147,12 @@ async def test_the_call_is_made_when_there_is_something_to_read() -> None:
 
 async def test_a_damaged_block_is_raised() -> None:
     call = Recorded()
-    ahead = ReadAhead(lambda: call)
+    told: list[str] = []
+    ahead = ReadAhead(lambda: call, lambda: told.append("damage"))
     ahead.stored(1)
     await ahead.raise_if_corrupt()
+    assert told == []
     call.error = Corrupt("bad digest")
     with pytest.raises(Corrupt, match="bad digest"):
         await ahead.raise_if_corrupt(wait_s=1.0)
+    assert told == ["damage"]

@@ -9,7 +9,7 @@ import pytest
 from kvstore import KvStore, open_store
 from kvstore.backends.keyed import KeyedBackend, read_key
 from kvstore.backends.memory import MemoryBackend
-from kvstore.errors import BlockCorrupt
+from kvstore.errors import BlockCorrupt, LayoutDiffers
 from kvstore.keys import data_key, payload_digest
 from kvstore.mutation.draws import Draws
 from kvstore.mutation.world import mutate
@@ -70,6 +70,32 @@ def test_another_key_reads_nothing(store: KvStore, raw: RawMemory) -> None:
     other = make_store(KeyedBackend(raw.backend, bytes(31) + b"x"))
     with pytest.raises(BlockCorrupt, match="tag"):
         other.open_ticket(ticket, PROMPT.token_ids)
+
+
+def test_a_store_with_another_key_is_another_layout(tmp_path: Path) -> None:
+    def opened(secret: str | None) -> KvStore:
+        config = small_config()
+        if secret is not None:
+            (tmp_path / secret[:1]).write_text(secret)
+            config = small_config(
+                integrity="blake3-keyed", integrity_key_file=str(tmp_path / secret[:1])
+            )
+        url = f"file://{tmp_path}/store"
+        return open_store(url, config, fingerprint=FINGERPRINT, clock=ManualClock())
+
+    plain, one, two = opened(None), opened("1" * 64), opened("2" * 64)
+    assert plain.fingerprint == FINGERPRINT
+    assert opened("1" * 64).fingerprint == one.fingerprint
+    assert len({store.fingerprint for store in (plain, one, two)}) == 3
+    ticket = PROMPT.hand_over(one)
+    assert ticket.fingerprint == one.fingerprint
+    for other in (plain, two):
+        assert other.lookup(PROMPT.hashes).num_blocks == 0
+        with pytest.raises(LayoutDiffers):
+            other.open_ticket(ticket, PROMPT.token_ids)
+        other.put_block(PROMPT.hashes[0], b"of its own", attempt=1)
+    with opened("1" * 64).open_ticket(ticket, PROMPT.token_ids) as reader:
+        assert reader.fetch().num_tokens == 14
 
 
 def test_no_mutation_goes_unnoticed() -> None:
