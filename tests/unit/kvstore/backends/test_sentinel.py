@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from kvstore import KvStore
+from kvstore.backends.control import open_control, translated
 from kvstore.backends.resp import Reply, ReplyError
 from kvstore.backends.sentinel import PrimaryFinder, SentinelWire
 from kvstore.backends.wire import Job, Keyed
@@ -43,8 +44,13 @@ def once_up(call: Callable[[], Answer]) -> Answer:
 def test_sentinels_that_do_not_answer_are_named() -> None:
     url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/kv"
     find = PrimaryFinder(parse_url(url), KvStoreConfig(block_tokens=4, timeout_s=0.5))
-    with pytest.raises(StoreDown, match=r"kv by 127\.0\.0\.1"):
+    with pytest.raises(StoreDown, match=r"kv by 127\.0\.0\.1") as caught:
         find()
+    assert caught.value.detail == "no sentinel answers (connection refused)"
+    control = open_control(parse_url(url), KvStoreConfig(block_tokens=4, timeout_s=0.5), find)
+    with pytest.raises(StoreDown) as caught, translated(parse_url(url).address):
+        control.ping()
+    assert caught.value.detail == "no sentinel answers (connection refused)"
     find.close()
 
 
@@ -52,7 +58,7 @@ def test_sentinels_that_do_not_answer_are_named() -> None:
 def test_a_name_that_nobody_watches_is_a_store_that_is_down() -> None:
     with watched() as servers:
         store = open_watched(servers.url.replace("/kv", "/other"))
-        with pytest.raises(StoreDown, match=r"other by 127\.0\.0\.1"):
+        with pytest.raises(StoreDown, match=r"other by .* no sentinel knows a primary 'other'"):
             store.put_block(NAMES[0], b"bytes", attempt=1)
         store.close()
 
