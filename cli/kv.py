@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CommandError, usage
@@ -15,6 +16,7 @@ from runtime.errors import ExitCode
 
 if TYPE_CHECKING:
     from kvstore.backends.base import Backend
+    from kvstore.config import StoreUrl
     from kvstore.inspection import Inspection, Survey
 
 _SAY_EVERY = 1000
@@ -90,7 +92,7 @@ def stats(options: argparse.Namespace) -> int:
     """`disagg kv stats`."""
     from kvstore.inspection import survey
 
-    with _opened(options.store) as backend:
+    with _opened(options.store, reads=True) as backend:
         found = survey(backend)
     if options.json:
         show_json(
@@ -114,7 +116,7 @@ def inspect(options: argparse.Namespace) -> int:
     """`disagg kv inspect`; 1 if nothing is there or something is damaged."""
     from kvstore.inspection import inspect as look
 
-    with _opened(options.store) as backend:
+    with _opened(options.store, reads=True) as backend:
         try:
             found = look(backend, options.name)
         except ValueError as error:
@@ -132,7 +134,7 @@ def audit(options: argparse.Namespace) -> int:
     """`disagg kv audit`; 1 if a hand-off is orphaned."""
     from kvstore.handoffs.leases import classify
 
-    with _opened(options.store) as backend:
+    with _opened(options.store, reads=True) as backend:
         records = [classify(entry) for entry in backend.audit()]
     orphans = sum(record.is_orphan for record in records)
     if options.json:
@@ -236,10 +238,15 @@ def _quiet_library() -> Iterator[None]:
 
 
 @contextmanager
-def _opened(url: str | None) -> Iterator[Backend]:
-    """The store at a URL, or a private one; errors of the library end the command."""
+def _opened(url: str | None, *, reads: bool = False) -> Iterator[Backend]:
+    """The store at a URL, or a private one; errors of the library end the command.
+
+    Args:
+        reads: The command looks only, so a directory that is not there is none to be made.
+    """
     from kvstore import KvStoreConfig, embedded
-    from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreUrlError
+    from kvstore.config import parse_url
+    from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreDown, StoreUrlError
     from kvstore.store import open_backend
     from runtime.clock import SystemClock
 
@@ -248,6 +255,8 @@ def _opened(url: str | None) -> Iterator[Backend]:
             with embedded.start() as server, _opened(server.url) as backend:
                 yield backend
             return
+        if reads:
+            _require_directory(parse_url(url))
         config = KvStoreConfig(block_tokens=1, owner="disagg kv")
         backend = open_backend(url, config, SystemClock().now)
     except StoreUrlError as error:
@@ -256,10 +265,17 @@ def _opened(url: str | None) -> Iterator[Backend]:
         raise CommandError(str(error), ExitCode.DEPENDENCY) from error
     try:
         yield backend
+    except StoreDown as error:
+        raise CommandError(str(error), ExitCode.DEPENDENCY) from error
     except KvStoreError as error:
         raise CommandError(str(error), ExitCode.FAILED) from error
     finally:
         backend.close()
+
+
+def _require_directory(url: StoreUrl) -> None:
+    if url.scheme == "file" and not Path(url.path).is_dir():
+        raise usage(f"--store: there is no directory {url.path}; give the directory of a store")
 
 
 def _survey_lines(found: Survey) -> Iterator[str]:

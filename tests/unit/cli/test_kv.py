@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -129,10 +130,23 @@ def test_mutate_in_a_private_store(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kv", "audit", "--store", "redis://127.0.0.1:1"]) == 1
+    for action in (["stats"], ["inspect", "0" * 32], ["audit"], ["flush", "--all"]):
+        assert main(["kv", *action, "--store", "redis://127.0.0.1:1"]) == 3
     assert "cannot be reached" in capsys.readouterr().err
     assert main(["kv", "audit", "--store", "nonsense://x"]) == 2
     assert "scheme" in capsys.readouterr().err
+
+
+def test_a_look_at_a_directory_that_is_not_there_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typo, url = tmp_path / "typo", f"file://{tmp_path / 'typo'}"
+    for action in (["stats"], ["inspect", "0" * 32], ["audit"]):
+        assert main(["kv", *action, "--store", url]) == 2
+        assert f"there is no directory {typo}" in capsys.readouterr().err
+    assert not typo.exists()
+    typo.mkdir()
+    assert main(["kv", "audit", "--store", url]) == 0
 
 
 def test_a_url_says_all_that_tls_needs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,5 +160,5 @@ def test_a_url_says_all_that_tls_needs(capsys: pytest.CaptureFixture[str]) -> No
         assert main(["kv", "mutate", "--store", url, "--count", "20"]) == 0
         capsys.readouterr()
         # Without the authority the certificate proves nothing.
-        assert main(["kv", "audit", "--store", raw.url]) == 1
+        assert main(["kv", "audit", "--store", raw.url]) == 3
         assert "cannot be reached" in capsys.readouterr().err
