@@ -27,7 +27,8 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
     parser = commands.add_parser(
         "kv",
         help="look into a KV store: stats, inspect, audit, flush, mutate",
-        description="Looks into a KV store. `disagg up` prints the URL of its private one.",
+        description="Looks into a KV store. `disagg up` prints the URL of its private one. A store "
+        "with keyed tags needs its key in the URL: ?integrity_key_file=PATH.",
         epilog="example:  disagg kv audit --store unix:///tmp/disagg-store-x/store.sock",
         allow_abbrev=False,
     )
@@ -54,6 +55,8 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         mutate,
         "damage hand-offs at random and count what goes unnoticed",
         "mutate --count 10000",
+        more="Writes hand-offs of its own, damages only those, puts back what it touched after "
+        "every round and removes them at the end: a store in use is left as it was.",
         store_required=False,
     )
     mutating.add_argument("--count", type=int, default=10_000, help="mutations (10000)")
@@ -67,12 +70,13 @@ def _add(
     text: str,
     example: str,
     *,
+    more: str = "",
     store_required: bool = True,
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(
         name,
         help=text,
-        description=text[:1].upper() + text[1:] + ".",
+        description=f"{text[:1].upper()}{text[1:]}. {more}".rstrip(),
         epilog=f"example:  disagg kv {example}" + (" --store URL" if store_required else ""),
         allow_abbrev=False,
     )
@@ -80,7 +84,7 @@ def _add(
         "--store",
         metavar="URL",
         required=store_required,
-        help="unix:///path, redis://host:port, ..."
+        help="unix:///path, redis://host:port, ..., with ?integrity_key_file=PATH for keyed tags"
         + ("" if store_required else " (a private one for this run)"),
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -129,6 +129,19 @@ def test_mutate_in_a_private_store(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least 1" in capsys.readouterr().err
 
 
+def test_the_help_says_what_mutate_leaves_and_how_a_key_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments, said in (
+        (["kv", "mutate", "--help"], "a store in use is left as it was"),
+        (["kv", "audit", "--help"], "?integrity_key_file=PATH for keyed tags"),
+        (["kv", "--help"], "?integrity_key_file=PATH"),
+    ):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     for action in (["stats"], ["inspect", "0" * 32], ["audit"], ["flush", "--all"]):
         assert main(["kv", *action, "--store", "redis://127.0.0.1:1"]) == 3
