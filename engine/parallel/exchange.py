@@ -69,6 +69,7 @@ class Exchange:
         self._words = segment.words(channel, self.members)
         self._gate = segment.gate(channel, self.members[0])
         self._fence = Fence()
+        self._is_marked = False
 
     @property
     def size(self) -> int:
@@ -101,6 +102,16 @@ class Exchange:
             PeerLost: the group was given up, or a missing rank has ended.
         """
         number = self.number if number is None else number
+        try:
+            self._wait(kind, number)
+        finally:
+            if self._is_marked:
+                self._segment.set_waiting(self.members[self.rank], False)
+                self._is_marked = False
+        self._fence()
+        self._open_gate(number)
+
+    def _wait(self, kind: str, number: int) -> None:
         words, size, gate = self._words, self.size, self._gate
         member = 0
         yields = 0
@@ -109,7 +120,7 @@ class Exchange:
             while member < size and words[member] >= number:
                 member += 1
             if member == size:
-                break
+                return
             if yields < _SPIN_YIELDS:
                 yields += 1
                 os.sched_yield()
@@ -120,9 +131,10 @@ class Exchange:
             self._check_peers(kind, number)
             if not gate.wait(seen, _SLICE_S):
                 slept_s += _SLICE_S
+                if not self._is_marked:
+                    self._is_marked = True
+                    self._segment.set_waiting(self.members[self.rank], True)
                 self._check_time(kind, number, slept_s)
-        self._fence()
-        self._open_gate(number)
 
     def late_ranks(self, number: int | None = None) -> list[int]:
         """Who has not published an exchange; by default the one this rank published last."""
@@ -161,6 +173,10 @@ class Exchange:
             late_ranks = self.late_ranks(number)
             if not late_ranks:
                 return
+            # Who waits for others is late because of them: somebody else is to blame.
+            late_ranks = [
+                rank for rank in late_ranks if not self._segment.is_waiting(rank)
+            ] or late_ranks
             # All peers, and the supervisor, then name the same culprit.
             self._segment.abort(late_ranks[0])
             raise CollectiveTimeout(

@@ -47,6 +47,7 @@ _DOORBELL = _LINE
 _LEFT = 2 * 1024
 _OPENED_RESTS = 4 * 1024
 _WORDS = 8 * 1024
+_WAITING = 48 * 1024
 _GEOMETRY = 56 * 1024
 _VOTES = 72 * 1024
 _GATES = 144 * 1024
@@ -111,6 +112,7 @@ class Segment:
         self._abort = FutexWord(self._view, _ABORT)
         self._gates: dict[tuple[str, int], FutexWord] = {}
         self._left = self._view[_LEFT : _LEFT + 4 * num_ranks].cast("i")
+        self._waiting = self._view[_WAITING : _WAITING + 4 * num_ranks].cast("i")
 
     def words(self, channel: str, members: Sequence[int] | None = None) -> memoryview:
         """The sequence words of a channel, one int64 per member; without members, per rank."""
@@ -174,6 +176,14 @@ class Segment:
         """Whether a rank ended cleanly."""
         return bool(self._left[rank])
 
+    def set_waiting(self, rank: int, is_waiting: bool) -> None:
+        """Notes that a rank waits for others in an exchange, for longer than a moment."""
+        self._waiting[rank] = is_waiting
+
+    def is_waiting(self, rank: int) -> bool:
+        """Whether a rank waits for others itself, and is late because of them."""
+        return bool(self._waiting[rank])
+
     def wake_everybody(self) -> None:
         """Wakes all sleepers of the world, so that they look at the abort word."""
         self.doorbell.wake_all()
@@ -189,6 +199,7 @@ class Segment:
         for word in (*self._gates.values(), self.doorbell, self._abort):
             word.close()
         self._left.release()
+        self._waiting.release()
         for mapping in (self._view, self._mmap, self._body):
             with contextlib.suppress(BufferError):
                 if isinstance(mapping, memoryview):

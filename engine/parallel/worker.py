@@ -47,8 +47,9 @@ DEFAULT_COLLECTIVE_TIMEOUT_S: Final = 30.0
 DEFAULT_START_TIMEOUT_S: Final = 300.0
 DEFAULT_PRELOAD: Final = ("torch", "numpy", "einops", "engine.parallel.ports", "engine.build")
 
-_ABORT_GRACE_S: Final = 0.5
-_TERMINATE_GRACE_S: Final = 0.5
+# Long enough for a rank to log why it gave the group up, also on a busy machine.
+_ABORT_GRACE_S: Final = 2.0
+_TERMINATE_GRACE_S: Final = 1.0
 _KILLED_WAIT_S: Final = 5.0
 _POLL_S: Final = 0.1
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)

@@ -183,6 +183,32 @@ def test_a_late_member_is_named_by_its_rank_in_the_world(descriptor):
     assert caught.value.late_ranks == (3,)
 
 
+@pytest.mark.medium
+def test_who_waits_for_a_late_rank_is_not_blamed_for_it(descriptor):
+    """Rank 1 stands still; rank 0 waits for it in an inner group and is late in the outer one."""
+    segment, inner = open_exchange(descriptor, 0, 3, channel="attention", members=(0, 1))
+    inner.publish()
+    raised = {}
+
+    def wait_inside():
+        try:
+            inner.wait("all_gather")
+        except PeerLost as error:
+            raised[0] = error
+
+    waiter = threading.Thread(target=wait_inside)
+    waiter.start()
+    _, outer = open_exchange(descriptor, 2, 3, timeout_s=0.4, start_timeout_s=0.4)
+    outer.publish()
+    with pytest.raises(CollectiveTimeout) as caught:
+        outer.wait("combine")
+    waiter.join(10.0)
+    assert caught.value.late_ranks == (1,)
+    assert segment.aborted_by() == 1
+    assert raised[0].rank == 1
+    assert not segment.is_waiting(0)
+
+
 def test_exchanges_published_ahead_are_waited_for_later_in_order(descriptor):
     ends = [open_exchange(descriptor, rank)[1] for rank in range(2)]
     assert [ends[0].publish_ahead() for _ in range(3)] == [1, 2, 3]
