@@ -184,7 +184,7 @@ class Watched:
         raw: The store behind it, written past the library.
     """
 
-    def __init__(self, cleanup: ExitStack, directory: Path) -> None:
+    def __init__(self, cleanup: ExitStack, directory: Path, down_after_ms: int) -> None:
         binary = str(embedded.find_binary())
         self.ports = [free_port(), free_port()]
         self.primary = ExitStack()
@@ -205,7 +205,8 @@ class Watched:
         config.write_text(
             f"bind 127.0.0.1\nport {self.sentinel_port}\ndir {directory}\n"
             f"sentinel monitor kv 127.0.0.1 {self.ports[0]} 1\n"
-            "sentinel down-after-milliseconds kv 300\nsentinel failover-timeout kv 2000\n"
+            f"sentinel down-after-milliseconds kv {down_after_ms}\n"
+            "sentinel failover-timeout kv 2000\n"
         )
         command = [binary, str(config), "--sentinel"]
         process = cleanup.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
@@ -249,16 +250,16 @@ class Watched:
 
 
 @contextmanager
-def watched() -> Iterator[Watched]:
-    """A primary with a replica, under a sentinel."""
+def watched(down_after_ms: int = 300) -> Iterator[Watched]:
+    """A primary with a replica, under a sentinel that takes silence of that length for its end."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as cleanup:
-        yield Watched(cleanup, Path(name))
+        yield Watched(cleanup, Path(name), down_after_ms)
 
 
 @contextmanager
 def raw_watched() -> Iterator[RawRedis]:
-    """The store behind a sentinel."""
-    with watched() as servers:
+    """The store behind a sentinel that leaves it where it is, also on a busy machine."""
+    with watched(down_after_ms=600_000) as servers:
         yield servers.raw
 
 

@@ -88,7 +88,11 @@ def damage(model: Path, **values: object) -> None:
     [
         ({"num_attention_heads": 7}, "model config", "num_attention_heads is 7"),
         ({"model_type": "llama"}, "model config", "model_type 'llama' is not served"),
-        ({"n_routed_experts": 5}, "model tensors", "config.json calls for (5, 128)"),
+        (
+            {"n_routed_experts": 5},
+            "model tensors",
+            "gate.tid2eid has values from 0 to 15, config.json calls for 0 to 4",
+        ),
     ],
 )
 def test_a_model_that_no_service_would_start_with(
