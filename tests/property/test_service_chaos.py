@@ -74,6 +74,9 @@ async def _attempt(
 
     async def emit(event: PrefillEvent) -> None:
         events.append(event)
+        if isinstance(event, Committed) and event.ticket is not None:
+            # From here on it is the caller's, even if the prefill does not come to its end.
+            tickets.append(event.ticket)
         if ahead is not None:
             ahead.tell(event)
 
@@ -81,7 +84,6 @@ async def _attempt(
     first, ticket = outcome(events)
     if ticket is None:
         return [first]
-    tickets.append(ticket)
     sequence = SequenceRequest(
         request_id=asked.request_id,
         attempt=asked.attempt,

@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 def is_gone(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter between opening and reading
         return True
     return state == "Z"
 
