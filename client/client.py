@@ -15,17 +15,17 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from types import TracebackType
-from typing import Protocol, Self, cast
+from contextlib import contextmanager
+from typing import Protocol, cast
 
 import grpc
 import grpc.aio
 
 from client.checks import check_text, check_token_ids
 from client.errors import ClientError, from_call
-from client.types import Chunk, Completion, Prompt, Sampling
-from client.wire import Answer, completion_of, make_request
+from client.generating import AsyncGenerating, Generating
+from client.types import Chunk, Prompt, Sampling
+from client.wire import Answer, make_request
 from disagg.v1 import generation_pb2, generation_pb2_grpc
 
 MAX_RESUMES = 3
@@ -41,7 +41,7 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 ]
 
 
-class Client:
+class Client(Generating):
     """Blocking client; thread-safe, one connection.
 
     Args:
@@ -72,16 +72,7 @@ class Client:
         priority: int | None = None,
         timeout_s: float | None = None,
     ) -> Generator[Chunk]:
-        """Yields the answer piece by piece.
-
-        Args:
-            request_id: Chosen here if empty.
-            last_seq: Resume: tokens up to this number were received before.
-
-        Raises:
-            InvalidArgument: A value that cannot be sent; nothing was.
-            ClientError: The request failed; `last_seq` of the error tells how far it came.
-        """
+        """See `Generating.stream`."""
         answer = Answer(request_id or str(uuid.uuid4()), last_seq)
         for resumes in range(self._max_resumes + 1):
             request = make_request(
@@ -100,31 +91,6 @@ class Client:
                 if not _may_resume(error, answer, resumes, self._max_resumes):
                     raise
                 self._pause.wait(pause_s(resumes))
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str = "",
-        model: str = "",
-        sampling: Sampling | None = None,
-        cache_salt: str = "",
-        priority: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Completion:
-        """The whole answer; arguments and errors as for `stream`."""
-        chunks = list(
-            self.stream(
-                prompt,
-                request_id=request_id,
-                model=model,
-                sampling=sampling,
-                cache_salt=cache_salt,
-                priority=priority,
-                timeout_s=timeout_s,
-            )
-        )
-        return completion_of(chunks)
 
     def cancel(self, request_id: str) -> bool:
         """Ends a running request; returns whether there was one."""
@@ -158,19 +124,6 @@ class Client:
         """Closes the connection; running streams are cancelled."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        """Nothing to do: the connection is made with the first call."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """See `close`."""
-        self.close()
-
     def _read(
         self, request: generation_pb2.GenerateRequest, answer: Answer, timeout_s: float
     ) -> Generator[Chunk]:
@@ -184,7 +137,7 @@ class Client:
         answer.check_end()
 
 
-class AsyncClient:
+class AsyncClient(AsyncGenerating):
     """The same for asyncio; belongs to the event loop that made it.
 
     Args:
@@ -240,30 +193,6 @@ class AsyncClient:
                 call.cancel()
             await asyncio.sleep(pause_s(resumes))
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str = "",
-        model: str = "",
-        sampling: Sampling | None = None,
-        cache_salt: str = "",
-        priority: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Completion:
-        """See `Client.generate`."""
-        stream = self.stream(
-            prompt,
-            request_id=request_id,
-            model=model,
-            sampling=sampling,
-            cache_salt=cache_salt,
-            priority=priority,
-            timeout_s=timeout_s,
-        )
-        async with aclosing(stream) as chunks:
-            return completion_of([chunk async for chunk in chunks])
-
     async def cancel(self, request_id: str) -> bool:
         """See `Client.cancel`."""
         check_text("request_id", request_id)
@@ -295,19 +224,6 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes the connection; running streams are cancelled."""
         await self._channel.close()
-
-    async def __aenter__(self) -> Self:
-        """Nothing to do: the connection is made with the first call."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """See `close`."""
-        await self.close()
 
 
 class HasProgress(Protocol):

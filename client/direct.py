@@ -18,8 +18,6 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing
-from types import TracebackType
-from typing import Self
 
 import grpc
 import grpc.aio
@@ -27,9 +25,10 @@ import grpc.aio
 from client.checks import check_text
 from client.client import CHANNEL_OPTIONS, MAX_RESUMES, SHORT_CALL_S, errors_of, pause_s
 from client.errors import ClientError
+from client.generating import AsyncGenerating, Generating
 from client.routed import RoutedAnswer
-from client.types import Chunk, Completion, Prompt, Sampling
-from client.wire import completion_of, make_request
+from client.types import Chunk, Prompt, Sampling
+from client.wire import make_request
 from disagg.v1 import (
     decode_pb2_grpc,
     generation_pb2,
@@ -39,7 +38,7 @@ from disagg.v1 import (
 )
 
 
-class AsyncDirectClient:
+class AsyncDirectClient(AsyncGenerating):
     """For asyncio; belongs to the event loop that made it.
 
     Args:
@@ -95,47 +94,10 @@ class AsyncDirectClient:
                     raise
             await asyncio.sleep(pause_s(resumes))
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str = "",
-        model: str = "",
-        sampling: Sampling | None = None,
-        cache_salt: str = "",
-        priority: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Completion:
-        """See `Client.generate`."""
-        stream = self.stream(
-            prompt,
-            request_id=request_id,
-            model=model,
-            sampling=sampling,
-            cache_salt=cache_salt,
-            priority=priority,
-            timeout_s=timeout_s,
-        )
-        async with aclosing(stream) as chunks:
-            return completion_of([chunk async for chunk in chunks])
-
     async def close(self) -> None:
         """Closes the connections; running streams are cancelled."""
         for channel in self._channels.values():
             await channel.close()
-
-    async def __aenter__(self) -> Self:
-        """Nothing to do: connections are made with the first calls."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """See `close`."""
-        await self.close()
 
     async def _read(self, answer: RoutedAnswer, timeout_s: float) -> AsyncGenerator[Chunk]:
         with errors_of(answer):
@@ -177,7 +139,7 @@ class AsyncDirectClient:
         return self._channels[address]
 
 
-class DirectClient:
+class DirectClient(Generating):
     """The same, blocking; thread-safe.
 
     Args:
@@ -233,50 +195,11 @@ class DirectClient:
                     raise
                 self._pause.wait(pause_s(resumes))
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str = "",
-        model: str = "",
-        sampling: Sampling | None = None,
-        cache_salt: str = "",
-        priority: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Completion:
-        """See `Client.generate`."""
-        return completion_of(
-            list(
-                self.stream(
-                    prompt,
-                    request_id=request_id,
-                    model=model,
-                    sampling=sampling,
-                    cache_salt=cache_salt,
-                    priority=priority,
-                    timeout_s=timeout_s,
-                )
-            )
-        )
-
     def close(self) -> None:
         """Closes the connections; running streams are cancelled."""
         with self._lock:
             for channel in self._channels.values():
                 channel.close()
-
-    def __enter__(self) -> Self:
-        """Nothing to do: connections are made with the first calls."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """See `close`."""
-        self.close()
 
     def _read(self, answer: RoutedAnswer, timeout_s: float) -> Generator[Chunk]:
         with errors_of(answer):
