@@ -25,16 +25,19 @@ from balancer.http.app import make_app
 from balancer.http.generation import Parts
 from balancer.http.server import serving
 from balancer.intake import Intake
+from balancer.journey.attempt import Attempts, Handoffs
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.gate import Gate
 from balancer.journey.placement import Placer
 from balancer.journey.prefixes import Prefixes, PrefixStore
+from balancer.journey.recovery import Recovery
 from balancer.journey.retry import RetryBudget
 from balancer.journey.running import RunningRequests
+from balancer.journey.silence import Silence
 from balancer.journey.state import Limits
 from balancer.journey.tiers import Tiers
 from balancer.membership import Membership, Role
-from balancer.pipeline import Handoffs, Pipeline
+from balancer.pipeline import Pipeline
 from balancer.recording import recording
 from balancer.remote.peers import GrpcPeers
 from balancer.route import ROUTE, RoutingFace
@@ -325,6 +328,23 @@ def assemble(
         limits=limits,
         metrics=metrics,
     )
+    attempts = Attempts(
+        placer=placer,
+        peers=peers,
+        handoffs=store,
+        cleanups=cleanups,
+        silence=Silence(limits, clock, absolve=placer.absolve),
+        clock=clock,
+        metrics=metrics,
+        overlap=settings.handoff.overlap,
+    )
+    recovery = Recovery(
+        members=members,
+        budget=RetryBudget(settings.limits.retries_per_minute),
+        limits=limits,
+        clock=clock,
+        metrics=metrics,
+    )
     pipeline = Pipeline(
         running=running,
         gate=Gate(admission, clock, max_wait_s=settings.admission.max_wait_s, metrics=metrics),
@@ -332,16 +352,13 @@ def assemble(
         prefixes=Prefixes(
             store, members, clock, limit_s=settings.routing.lookup_s, metrics=metrics
         ),
-        members=members,
-        peers=peers,
+        attempts=attempts,
+        recovery=recovery,
         handoffs=store,
-        cleanups=cleanups,
-        budget=RetryBudget(settings.limits.retries_per_minute),
         make_text=codec.incremental,
         clock=clock,
         limits=limits,
         metrics=metrics,
-        overlap=settings.handoff.overlap,
     )
     return Balancer(
         settings=settings,

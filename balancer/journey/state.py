@@ -136,6 +136,10 @@ class Journey:
         """Name of this attempt's weight on members."""
         return f"{self.request.request_id}#{self.attempt}"
 
+    def age_us(self, now: float) -> int:
+        """Microseconds since the request came."""
+        return round((now - self.request.arrived_at) * 1e6)
+
     def enter(self, leg: Leg, member: Member) -> None:
         """From now on this member works on this leg."""
         self.leg, self.member_id, self.group_id = leg, member.member_id, member.group_id
