@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc.aio
 
+from balancer.assembly import Balancer, assemble
 from balancer.config import BalancerSettings
+from balancer.faces import register, serving_http
 from balancer.journey.cleanup import CleanUps
 from balancer.remote.peers import GrpcPeers, Ticket
-from balancer.service import Balancer, assemble
 from disagg.v1 import generation_pb2, generation_pb2_grpc
 from runtime.clock import SystemClock
 from runtime.status import from_rpc_error
@@ -141,8 +142,8 @@ async def front_door(
         cleanups = await stack.enter_async_context(CleanUps(limit_s=1.0))
         balancer = assemble(tree, clock=SystemClock(), store=store, peers=peers, cleanups=cleanups)
         stack.push_async_callback(balancer.host.stop, 0)
-        balancer.register("test")
-        http = await stack.enter_async_context(balancer.http("test"))
+        register(balancer, "test")
+        http = await stack.enter_async_context(serving_http(balancer, "test"))
         address = await balancer.host.start()
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         for member in members:

@@ -18,7 +18,7 @@ from balancer.text import ModelFilesError
 from disagg.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from runtime.clock import SystemClock
 from runtime.serve import StopSignals
-from tests.fakes.front_door import MODEL, FakeStore, front_door
+from tests.fakes.front_door import MODEL, FakeStore
 from tests.fakes.members import decode_member, prefill_member
 
 pytestmark = pytest.mark.medium
@@ -139,21 +139,6 @@ async def test_a_model_that_cannot_be_read_stops_the_start(tmp_path) -> None:
             store=FakeStore(),
             version="1",
         )
-
-
-async def test_members_that_fall_silent_are_forgotten() -> None:
-    membership = {"interval_s": 0.01, "stale_after_s": 0.5, "forget_after_s": 0.6}
-    async with front_door(membership=membership) as door:
-        balancer = door.balancer
-        await door.until(lambda: balancer.members.views(balancer.clock.now())[0].age_s > 0.6)
-        condition = await balancer.examine()
-        assert (condition.is_ready, condition.cause) == (False, "no_members")
-        assert balancer.members.views(balancer.clock.now()) == ()
-        for member in door.members:
-            await member.announce(door.channel)
-        assert (await balancer.examine()).is_ready
-        door.store.reachable = False
-        assert (await balancer.examine()).cause == "store_down"
 
 
 async def test_a_stop_lets_an_http_answer_end_and_refuses_the_next() -> None:

@@ -1,4 +1,4 @@
-"""Prompts to ids, ids to text, stop strings; on the bundled model's tokenizer and small ones."""
+"""Prompts to ids and back, on the bundled model's tokenizer and small ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.text import ChatTurn, ModelFilesError, StopStrings, TextCodec, TextError
+from balancer.text import ChatTurn, TextCodec, TextError
 
-MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
+MODEL = Path(__file__).parents[4] / "models" / "tiny-v4"
 CODEC = TextCodec(MODEL)
 BOS = "<｜begin▁of▁sentence｜>"
 
@@ -120,37 +120,9 @@ def test_ids_outside_the_vocabulary_are_named(index: int) -> None:
     CODEC.check_ids([])
 
 
-def test_characters_come_whole() -> None:
-    text = "naïve ☃ 🎉 日本"
-    decoder = CODEC.incremental()
-    pieces = [decoder.push(token) for token in CODEC.encode_text(text)] + [decoder.finish()]
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert max(map(len, pieces)) <= 3
-
-
-@given(st.lists(st.one_of(st.integers(0, 300), st.integers(0, 2047)), max_size=24))
-def test_pieces_join_to_what_decoding_at_once_gives(ids: list[int]) -> None:
-    decoder = CODEC.incremental()
-    pieces = [decoder.push(token) for token in ids]
-    assert "".join(pieces) + decoder.finish() == CODEC.decode(ids)
-
-
 @given(st.text(max_size=20))
 def test_text_survives_the_way_there_and_back(text: str) -> None:
     assert CODEC.decode(CODEC.encode_text(text + "x")) == text + "x"
-
-
-def test_ids_of_a_padded_vocabulary_have_no_text() -> None:
-    assert CODEC.incremental().push(5000) == ""
-
-
-def test_other_vocabularies_are_decoded_through_a_window(tmp_path: Path) -> None:
-    codec = TextCodec(directory(tmp_path, tokenizer=words()))
-    decoder = codec.incremental()
-    pieces = [decoder.push(token) for token in (1, 2, 0, 3)] + [decoder.finish()]
-    assert "".join(pieces) == codec.decode([1, 2, 0, 3]) == "one two three"
-    assert pieces[0] == "one"
 
 
 def test_a_model_without_tokenizer_serves_token_ids(tmp_path: Path) -> None:
@@ -164,69 +136,6 @@ def test_a_model_without_tokenizer_serves_token_ids(tmp_path: Path) -> None:
             call()
     with pytest.raises(TextError, match="no chat template"):
         codec.encode_chat([ChatTurn(role="user", content="x")])
-
-
-def test_a_nested_config_is_read(tmp_path: Path) -> None:
-    nested = {"text_config": {"vocab_size": 7, "max_position_embeddings": 9}}
-    assert TextCodec(directory(tmp_path, config=nested)).card.max_model_len == 9
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"config": {"vocab_size": 3}}, "has no max_position_embeddings"),
-        ({"config": []}, "holds no JSON object"),
-        ({"tokenizer": "{"}, "is not a tokenizer"),
-        ({"tokenizer_config": "nonsense"}, "is not JSON"),
-        ({"tokenizer_config": {"chat_template": "{% if %}"}}, "chat_template of .* is broken"),
-    ],
-)
-def test_broken_model_directories_are_named(
-    tmp_path: Path, files: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ModelFilesError, match=message):
-        TextCodec(directory(tmp_path, **files))
-
-
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelFilesError, match=r"nowhere/config.json does not exist"):
-        TextCodec(tmp_path / "nowhere")
-
-
-def test_a_template_cannot_reach_out(tmp_path: Path) -> None:
-    template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    codec = TextCodec(
-        directory(tmp_path, tokenizer=words(), tokenizer_config={"chat_template": template})
-    )
-    with pytest.raises(TextError, match="refused the messages"):
-        codec.encode_chat([ChatTurn(role="user", content="x")])
-
-
-@settings(max_examples=60)
-@given(
-    text=st.text(alphabet="abc", max_size=14),
-    cuts=st.lists(st.integers(1, 3), min_size=14, max_size=14),
-    stops=st.lists(st.text(alphabet="abc", min_size=1, max_size=3), max_size=3),
-)
-def test_stop_strings_are_found_however_the_text_is_cut(
-    text: str, cuts: list[int], stops: list[str]
-) -> None:
-    def run(sizes: list[int]) -> tuple[str, bool]:
-        matcher, out, done = StopStrings(stops), "", 0
-        for size in sizes:
-            piece = text[done : done + size]
-            done += len(piece)
-            if piece and not matcher.is_met:
-                out += matcher.push(piece)
-                assert text.startswith(out)
-        return out + ("" if matcher.is_met else matcher.finish()), matcher.is_met
-
-    out, is_met = run(cuts)
-    assert (out, is_met) == run([1] * len(text))
-    assert is_met == any(stop in text for stop in stops)
-    assert not any(stop in out for stop in stops)
-    if not is_met:
-        assert out == text
 
 
 def test_a_token_alone_is_its_bytes_or_its_name() -> None:

@@ -1,0 +1,107 @@
+"""The faces of a balancer: its gRPC services and its HTTP door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from balancer.assembly import Balancer
+from balancer.facade.face import Parts as FacadeParts
+from balancer.facade.face import VllmEngineFace
+from balancer.http.app import make_app
+from balancer.http.generation import Parts
+from balancer.http.server import serving
+from balancer.route import RoutingFace
+from balancer.server import (
+    AdminFace,
+    GenerationFace,
+    MembershipFace,
+)
+from disagg.facade import vllm_engine_pb2_grpc
+from disagg.v1 import (
+    admin_pb2_grpc,
+    generation_pb2_grpc,
+    membership_pb2_grpc,
+    routing_pb2_grpc,
+)
+
+
+def register(balancer: Balancer, version: str) -> None:
+    """Puts the faces on the server."""
+    server = balancer.host.server
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+        GenerationFace(
+            pipeline=balancer.pipeline,
+            running=balancer.running,
+            intake=balancer.intake,
+            fingerprint=balancer.fingerprint,
+        ),
+        server,
+    )
+    routing_pb2_grpc.add_RoutingServiceServicer_to_server(
+        RoutingFace(pipeline=balancer.pipeline, intake=balancer.intake, router=balancer.router),
+        server,
+    )
+    if balancer.settings.facade.enabled:
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(_facade(balancer, version), server)
+    membership_pb2_grpc.add_MembershipServiceServicer_to_server(
+        MembershipFace(
+            members=balancer.members,
+            clock=balancer.clock,
+            interval_s=balancer.settings.membership.interval_s,
+            on_change=balancer.placer.look_again,
+        ),
+        server,
+    )
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(
+        AdminFace(host=balancer.host, version=version, statistics=balancer.statistics), server
+    )
+
+
+def _facade(balancer: Balancer, version: str) -> VllmEngineFace:
+    return VllmEngineFace(
+        FacadeParts(
+            pipeline=balancer.pipeline,
+            running=balancer.running,
+            intake=balancer.intake,
+            members=balancer.members,
+            host=balancer.host,
+            clock=balancer.clock,
+            metrics=balancer.metrics,
+            directory=balancer.settings.model.path,
+            kv_connector=balancer.settings.facade.kv_connector,
+            max_running=balancer.settings.admission.max_running,
+            fingerprint=balancer.fingerprint,
+            version=version,
+        )
+    )
+
+
+@asynccontextmanager
+async def serving_http(balancer: Balancer, version: str) -> AsyncIterator[str]:
+    """Serves the HTTP face while the body runs, if the settings name a port for it.
+
+    Yields:
+        Its address as host:port, or an empty text.
+
+    Raises:
+        ListenError: The address cannot be listened on.
+    """
+    settings = balancer.settings.http
+    if settings.port is None:
+        yield ""
+        return
+    parts = Parts(
+        settings=settings,
+        intake=balancer.intake,
+        pipeline=balancer.pipeline,
+        host=balancer.host,
+        clock=balancer.clock,
+        metrics=balancer.metrics,
+        errors=balancer.errors,
+        fingerprint=balancer.fingerprint,
+        version=version,
+        started_at=int(balancer.clock.wall()),
+    )
+    async with serving(make_app(parts), settings) as address:
+        yield address

@@ -1,0 +1,25 @@
+"""Text to token ids and back: the only place of the system that knows text."""
+
+from balancer.text.codec import TextCodec
+from balancer.text.pieces import IncrementalText
+from balancer.text.stops import StopStrings
+from balancer.text.terms import (
+    CHAT_ROLES,
+    ChatTurn,
+    ModelCard,
+    ModelFilesError,
+    TextError,
+    ThinkingMarks,
+)
+
+__all__ = [
+    "CHAT_ROLES",
+    "ChatTurn",
+    "IncrementalText",
+    "ModelCard",
+    "ModelFilesError",
+    "StopStrings",
+    "TextCodec",
+    "TextError",
+    "ThinkingMarks",
+]

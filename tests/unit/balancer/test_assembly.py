@@ -1,0 +1,24 @@
+"""A balancer that is put together: its housekeeping and its condition."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.front_door import front_door
+
+pytestmark = pytest.mark.medium
+
+
+async def test_members_that_fall_silent_are_forgotten() -> None:
+    membership = {"interval_s": 0.01, "stale_after_s": 0.5, "forget_after_s": 0.6}
+    async with front_door(membership=membership) as door:
+        balancer = door.balancer
+        await door.until(lambda: balancer.members.views(balancer.clock.now())[0].age_s > 0.6)
+        condition = await balancer.examine()
+        assert (condition.is_ready, condition.cause) == (False, "no_members")
+        assert balancer.members.views(balancer.clock.now()) == ()
+        for member in door.members:
+            await member.announce(door.channel)
+        assert (await balancer.examine()).is_ready
+        door.store.reachable = False
+        assert (await balancer.examine()).cause == "store_down"
