@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from engine.parallel.rows.modes import Path
-from engine.parallel.rows.transitions import Gather, Gathered, RowGroup
+from engine.parallel.rows.transitions import Gather, Gathered, RowGroup, bytes_per_row
 
 
 class LoneGroup:
@@ -30,6 +30,11 @@ class LoneGroup:
 
     def all_gather(self, rows: Tensor) -> Tensor:
         """See `RowGroup.all_gather`."""
+        return rows
+
+    def all_gather_sized(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `RowGroup.all_gather_sized`."""
+        bytes_per_row(rows, sizes, self.rank)
         return rows
 
     def start_all_gather(self, rows: Tensor) -> Gather:

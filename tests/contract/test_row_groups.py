@@ -64,6 +64,16 @@ def test_sums_are_those_in_rank_order_and_parts_are_theirs(collected, step):
         np.testing.assert_array_equal(arrays[f"part-{step}"], parts[rank])
 
 
+@pytest.mark.parametrize("step", range(len(ranks.COLLECTED)))
+def test_a_sized_gather_has_what_each_member_brings(collected, step):
+    size, found = collected
+    parts = brought(step, size)
+    sizes = ranks.split_of(step, len(parts[0]), size)
+    expected = np.concatenate([part[:own] for part, own in zip(parts, sizes, strict=True)])
+    for arrays in found:
+        np.testing.assert_array_equal(arrays[f"sized-{step}"], expected)
+
+
 def test_gathers_in_flight_keep_apart(collected):
     size, found = collected
     for arrays in found:

@@ -28,7 +28,7 @@ class _Meeting:
 
 
 class ThreadGroup:
-    """One member of a group; `log` holds (operation, rows sent)."""
+    """One member of a group; `log` holds (operation, rows sent, or those of all)."""
 
     def __init__(self, name: str, rank: int, meeting: _Meeting) -> None:
         self.name = name
@@ -45,6 +45,13 @@ class ThreadGroup:
         assert len({part.shape for part in parts}) == 1, "members bring equally many rows"
         return torch.cat(parts)
 
+    def all_gather_sized(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        assert len(rows) == sizes[self.rank]
+        # Members bring different numbers; the size all of them agree on is that of the whole.
+        parts = self._meet("sized_gather", rows, sum(sizes))
+        assert [len(part) for part in parts] == list(sizes), "members bring what was agreed"
+        return torch.cat(parts)
+
     def start_all_gather(self, rows: Tensor) -> Gather:
         return Gathered(self.all_gather(rows))
 
@@ -53,8 +60,8 @@ class ThreadGroup:
         summed = torch.stack(self._meet("reduce_scatter", rows)).sum(0)
         return summed.split(list(sizes))[self.rank]
 
-    def _meet(self, operation: str, rows: Tensor) -> list[Tensor]:
-        self.log.append((operation, len(rows)))
+    def _meet(self, operation: str, rows: Tensor, size: int | None = None) -> list[Tensor]:
+        self.log.append((operation, len(rows) if size is None else size))
         # A copy: members may go on and write into what they sent.
         met = self._meeting.exchange(self.rank, (operation, rows.clone()))
         assert len({other for other, _ in met}) == 1, [other for other, _ in met]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.parallel.layout import Layout
-from engine.parallel.rows.modes import Combine, PaddingMode, Path
+from engine.parallel.rows.modes import Combine, PaddingMode, Path, RowGather, choose_gather
 
 
 class Medium(enum.Enum):
@@ -147,14 +147,10 @@ def as_recorded(
 
     Gathers with a name of their own are what carries them; ids travel as rows of path A do.
     """
-    ids = [("domain", "all_reduce")]
-    if shape.padding is PaddingMode.MAX:
-        ids = [("domain", "all_gather")]
-        if layout.attn_tp > 1:
-            ids.append(("attention", "reduce_scatter"))
+    ids = [(channel, operation) for channel, operation, _ in _row_gather(layout, shape, 0)]
     found: dict[tuple[str, str], int] = {}
     for line in lines:
-        is_gather = line.operation.endswith("_gather")
+        is_gather = line.operation.endswith("_gather") and line.operation != "sized_gather"
         keys = [(line.channel, "all_gather" if is_gather else line.operation)]
         if line.operation == "id_gather":
             keys = ids
@@ -290,15 +286,9 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
     row = shape.wire.combine_bytes(model.hidden)
     own, everything = shape.tokens * row, shape.tokens * layout.dp * row
     one_way, inner = ring_bytes(domain, everything), ring_bytes(width, own)
-    ring = 2 * one_way
-    if shape.padding is PaddingMode.SUM:
-        gather = [("domain", "all_reduce", ring)]
-    elif width == 1:
-        gather = [("domain", "all_gather", one_way)]
-    else:
-        gather = [("attention", "reduce_scatter", inner), ("domain", "all_gather", one_way)]
+    gather = _row_gather(layout, shape, row)
     if shape.combine is Combine.ALL_REDUCE:
-        combine = [("domain", "all_reduce", ring)]
+        combine = [("domain", "all_reduce", 2 * one_way)]
     else:
         combine = [("domain", "reduce_scatter", one_way)]
         if width > 1:
@@ -320,6 +310,22 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
     )
     for channel, operation, traffic in (*gather, *combine):
         yield Line(channel=channel, operation=operation, count=layers, num_bytes=layers * traffic)
+
+
+def _row_gather(layout: Layout, shape: StepShape, row_bytes: int) -> list[tuple[str, str, int]]:
+    """Collectives of one gather of rows to all ranks: (channel, operation, bytes)."""
+    own = shape.tokens * row_bytes
+    one_way = ring_bytes(layout.replica_size, layout.dp * own)
+    match choose_gather(shape.padding, attn_tp=layout.attn_tp):
+        case RowGather.SUMMED:
+            return [("domain", "all_reduce", 2 * one_way)]
+        case RowGather.SIZED:
+            return [("domain", "sized_gather", one_way)]
+        case RowGather.PADDED if layout.attn_tp == 1:
+            return [("domain", "all_gather", one_way)]
+        case RowGather.PADDED:
+            inner = ring_bytes(layout.attn_tp, own)
+            return [("attention", "reduce_scatter", inner), ("domain", "all_gather", one_way)]
 
 
 def _rows_per_rank(layout: Layout, shape: StepShape, *, inner: int = 1) -> int:

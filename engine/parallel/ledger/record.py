@@ -10,6 +10,7 @@ are equal after the same number of steps; bytes may differ. Only one-sided chann
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -199,6 +200,12 @@ class RecordingRowGroup:
         """See `RowGroup.all_gather`."""
         self._note("all_gather", ring_bytes(self.size, rows.nbytes * self.size))
         return self._inner.all_gather(rows)
+
+    def all_gather_sized(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `RowGroup.all_gather_sized`."""
+        row_bytes = rows.element_size() * math.prod(rows.shape[1:])
+        self._note("sized_gather", ring_bytes(self.size, sum(sizes) * row_bytes))
+        return self._inner.all_gather_sized(rows, sizes)
 
     def start_all_gather(self, rows: Tensor) -> Gather:
         """See `RowGroup.start_all_gather`; noted when it is issued."""

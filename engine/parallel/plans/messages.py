@@ -55,9 +55,10 @@ class Stop:
 Call = BeginStep | RunStep | ImportImage | ResetSlot | Stop
 
 _KINDS: Final = tuple(StepKind)
-_SEQUENCE: Final = struct.Struct("<qq?")
+_SEQUENCE: Final = struct.Struct("<qqqq?")
 _PLAN: Final = struct.Struct("<bq?")
 _COUNT: Final = struct.Struct("<q")
+_NO_REPLAY: Final = -1
 
 
 def encode(call: Call) -> list[Buffer]:
@@ -73,7 +74,9 @@ def encode(call: Call) -> list[Buffer]:
         ]
         for step in plan.sequences:
             parts += [
-                _SEQUENCE.pack(step.start, step.state_slot, step.sample),
+                _SEQUENCE.pack(
+                    step.start, step.state_slot, step.stored_tokens, step.window_start, step.sample
+                ),
                 *_string(step.request_id.encode()),
                 _numbers(step.token_ids),
                 _numbers(step.block_table),
@@ -83,7 +86,7 @@ def encode(call: Call) -> list[Buffer]:
         image = call.image
         return [
             b"I",
-            _numbers((call.state_slot, image.num_tokens, len(image.blocks))),
+            _numbers((call.state_slot, image.num_tokens, len(image.blocks), _replay(image))),
             _numbers(call.block_table),
             *(part for block in image.blocks for part in _string(block)),
             *_string(image.partial),
@@ -149,7 +152,7 @@ def _run_step(reader: _Reader) -> RunStep:
 
 
 def _sequence(reader: _Reader) -> SequenceStep:
-    start, state_slot, sample = reader.unpack(_SEQUENCE)
+    start, state_slot, stored_tokens, window_start, sample = reader.unpack(_SEQUENCE)
     return SequenceStep(
         request_id=bytes(reader.string()).decode(),
         token_ids=reader.numbers(),
@@ -157,15 +160,21 @@ def _sequence(reader: _Reader) -> SequenceStep:
         block_table=reader.numbers(),
         state_slot=state_slot,
         sample=bool(sample),
+        stored_tokens=stored_tokens,
+        window_start=window_start,
     )
 
 
 def _import_image(reader: _Reader) -> ImportImage:
-    state_slot, num_tokens, num_blocks = reader.numbers()
+    state_slot, num_tokens, num_blocks, replay = reader.numbers()
     block_table = reader.numbers()
     blocks = tuple(reader.string() for _ in range(num_blocks))
     image = SequenceImage(
-        num_tokens=num_tokens, blocks=blocks, partial=reader.string(), state=reader.string()
+        num_tokens=num_tokens,
+        blocks=blocks,
+        partial=reader.string(),
+        state=reader.string(),
+        replay_from=None if replay == _NO_REPLAY else replay,
     )
     return ImportImage(image, block_table, state_slot)
 
@@ -177,6 +186,10 @@ _DECODERS: Final[dict[bytes, Callable[[_Reader], Call]]] = {
     b"Z": lambda reader: ResetSlot(reader.count()),
     b"S": lambda _: Stop(),
 }
+
+
+def _replay(image: SequenceImage) -> int:
+    return _NO_REPLAY if image.replay_from is None else image.replay_from
 
 
 def _string(data: Buffer) -> tuple[Buffer, Buffer]:

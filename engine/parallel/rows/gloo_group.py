@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from engine.parallel.channels import explain
 from engine.parallel.layout.views import Channel
-from engine.parallel.rows.transitions import Gather, Gathered
+from engine.parallel.rows.transitions import Gather, Gathered, bytes_per_row
 from engine.parallel.shared_memory import Progress, Segment
 from engine.parallel.worker import RankContext
 
@@ -73,6 +73,16 @@ class GlooRowGroup:
         """See `RowGroup.all_gather`."""
         return self._gather("all_gather", rows).flatten(0, 1)
 
+    def all_gather_sized(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `RowGroup.all_gather_sized`."""
+        bytes_per_row(rows, sizes, self.rank)
+        if self.size == 1:
+            return rows
+        received = rows.new_empty((sum(sizes), *rows.shape[1:]))
+        sent = rows.repeat(self.size, *(1 for _ in rows.shape[1:]))
+        self._exchange("sized_gather", received, sent, sizes, [len(rows)] * self.size)
+        return received
+
     def start_all_gather(self, rows: Tensor) -> Gather:
         """See `RowGroup.start_all_gather`; over when it returns."""
         return Gathered(self.all_gather(rows))
@@ -85,15 +95,26 @@ class GlooRowGroup:
             return rows
         own = sizes[self.rank]
         received = rows.new_empty((self.size * own, *rows.shape[1:]))
+        self._exchange("reduce_scatter", received, rows.contiguous(), [own] * self.size, sizes)
+        return _ordered_sum(received.unflatten(0, (self.size, own)))
+
+    def _exchange(
+        self,
+        kind: str,
+        received: Tensor,
+        sent: Tensor,
+        received_rows: Sequence[int],
+        sent_rows: Sequence[int],
+    ) -> None:
+        """Sends each member its rows of `sent` and takes what the members have for this one."""
         options = dist.AllToAllOptions()
         options.timeout = timedelta(seconds=self._timeout_s)
         self._run(
-            "reduce_scatter",
+            kind,
             lambda: self._process_group.alltoall_base(
-                received, rows.contiguous(), [own] * self.size, list(sizes), options
+                received, sent, list(received_rows), list(sent_rows), options
             ),
         )
-        return _ordered_sum(received.unflatten(0, (self.size, own)))
 
     def _gather(self, kind: str, rows: Tensor) -> Tensor:
         """Members' rows, [size, rows, ...]."""

@@ -53,6 +53,26 @@ def padding_mode(counts: Sequence[int], *, has_extend: bool) -> PaddingMode:
     return PaddingMode.MAX if is_even else PaddingMode.SUM
 
 
+class RowGather(enum.Enum):
+    """How rows of all attention groups get to every rank.
+
+    SIZED: a gather in which each rank brings as many rows as its group has. SUMMED: a sum of
+    buffers of all rows, zero but for the rows one rank of each group writes. PADDED: a gather of
+    rows padded to the largest group; copies are cut into slices before.
+    """
+
+    SIZED = "sized"
+    SUMMED = "summed"
+    PADDED = "padded"
+
+
+def choose_gather(padding: PaddingMode, *, attn_tp: int) -> RowGather:
+    """The gather of a padding mode: where no rank holds a copy, nothing needs to be summed."""
+    if padding is PaddingMode.MAX:
+        return RowGather.PADDED
+    return RowGather.SIZED if attn_tp == 1 else RowGather.SUMMED
+
+
 def choose_combine(padding: PaddingMode, *, attn_tp: int) -> Combine:
     """How path A ends: a reduce-scatter moves half as much as a sum for all.
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.parallel.exchange import Exchange
 from engine.parallel.rows.budget import MAX_IN_FLIGHT
-from engine.parallel.rows.transitions import Gather
+from engine.parallel.rows.transitions import Gather, bytes_per_row
 
 SLOT_BYTES: Final = 256 * 1024
 _NUM_SLOTS: Final = 2 * MAX_IN_FLIGHT
@@ -67,6 +67,25 @@ class SharedMemoryRowGroup:
         """See `RowGroup.all_gather`."""
         return self.start_all_gather(rows).wait()
 
+    def all_gather_sized(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """See `RowGroup.all_gather_sized`."""
+        row_bytes = bytes_per_row(rows, sizes, self.rank)
+        result = rows.new_empty((sum(sizes), *rows.shape[1:]))
+        sent, received = _bytes(rows), _bytes(result)
+        parts_of = received.split([size * row_bytes for size in sizes])
+        number = 0
+        # All publish the pieces of the longest part, since pieces are exchanges.
+        for begin, end in _pieces(max(sizes) * row_bytes):
+
+            def take(parts: Tensor, begin: int = begin, end: int = end) -> None:
+                for target, part in zip(parts_of, parts, strict=True):
+                    wanted = target[begin:end]
+                    wanted.copy_(part[: len(wanted)])
+
+            number = self._issue("sized_gather", sent[begin:end], take, width=end - begin)
+        self._take_until(number)
+        return result
+
     def start_all_gather(self, rows: Tensor) -> Gather:
         """See `RowGroup.start_all_gather`."""
         result = rows.new_empty((self.size * len(rows), *rows.shape[1:]))
@@ -108,14 +127,18 @@ class SharedMemoryRowGroup:
         self._take_until(number)
         return result
 
-    def _issue(self, kind: str, sent: Tensor, take: _Take) -> int:
-        """Publishes a piece; takes the oldest one first if too many are in flight."""
+    def _issue(self, kind: str, sent: Tensor, take: _Take, *, width: int | None = None) -> int:
+        """Publishes a piece; takes the oldest one first if too many are in flight.
+
+        Args:
+            width: bytes of the members' longest piece; None is that of this one.
+        """
         if len(self._in_flight) == MAX_IN_FLIGHT:
             self._take_until(self._in_flight[0][0])
         number = self._exchange.number + 1
         self._slots[number % _NUM_SLOTS, self.rank, : len(sent)] = sent
         self._exchange.publish_ahead()
-        self._in_flight.append((number, kind, len(sent), take))
+        self._in_flight.append((number, kind, len(sent) if width is None else width, take))
         return number
 
     def _take_until(self, last: int) -> None:

@@ -9,6 +9,7 @@ Collectives come through the `RowGroup` port. Zero rows are legal everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -16,7 +17,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from engine.parallel.rows.modes import PaddingMode
+from engine.parallel.rows.modes import PaddingMode, RowGather, choose_gather
 from engine.parallel.rows.splits import Split
 from engine.parallel.rows.tags import RowRule, RowSet, TagError, TaggedRows, ValueState
 from engine.parallel.rows.zigzag import ZigzagSplit
@@ -78,6 +79,10 @@ class RowGroup(Protocol):
         """Members' rows one after the other; every member brings equally many."""
         ...
 
+    def all_gather_sized(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Members' rows one after the other; member r brings `sizes[r]` rows, agreed before."""
+        ...
+
     def start_all_gather(self, rows: Tensor) -> Gather:
         """Issues an `all_gather` and goes on; to be awaited late, so that work hides the way.
 
@@ -89,6 +94,20 @@ class RowGroup(Protocol):
     def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """This member's part of the sum; part r has `sizes[r]` rows."""
         ...
+
+
+def bytes_per_row(rows: Tensor, sizes: Sequence[int], rank: int) -> int:
+    """Bytes of one row, of a member that brings its part of rows of agreed sizes.
+
+    Raises:
+        ValueError: it brings another number of rows than was agreed.
+    """
+    if len(rows) != sizes[rank]:
+        raise ValueError(
+            f"{len(rows)} rows are not the {sizes[rank]} of member {rank} in {list(sizes)}: agree "
+            f"on sizes before the gather"
+        )
+    return rows.element_size() * math.prod(rows.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +130,7 @@ MOVES: Final = {
         wants=REP,
         target=GLOBAL,
         gives=REP,
-        collectives=("all_reduce | all_gather | reduce_scatter + all_gather",),
+        collectives=("sized_gather | all_reduce | all_gather | reduce_scatter + all_gather",),
     ),
     "gather_partial": Move(
         source=OWN, wants=PART, target=GLOBAL, gives=REP, collectives=("all_reduce",)
@@ -171,13 +190,21 @@ def gather_replicated(
 ) -> TaggedRows:
     """OWN REP to GLOBAL REP: exactly one copy per attention group contributes.
 
-    The largest form works on a padded copy: the input is not overwritten.
+    SUM: rows of their own sizes, gathered where each rank is an attention group, else summed into a
+    buffer that is zero where others write. MAX: rows padded to the largest group are gathered,
+    slices of them where copies exist. That works on a padded copy: the input is not overwritten.
     """
     _check("gather_replicated", rows, attn_tp)
     contributes = attn_tp.rank == 0
+    counts = rows.rows.counts
+    if choose_gather(mode, attn_tp=attn_tp.size) is RowGather.SIZED:
+        return TaggedRows(
+            values=tp.all_gather_sized(rows.values, rows.rows.slots),
+            rows=RowSet(rule=GLOBAL, counts=counts, slots=rows.rows.slots),
+            states={attn_tp.name: REP, tp.name: REP},
+        )
     if mode is PaddingMode.SUM:
         return _gather_sum(rows, attn_tp, tp, contributes=contributes)
-    counts = rows.rows.counts
     slots = -(-max(counts) // attn_tp.size) * attn_tp.size
     values = _padded(rows.values, slots)
     if attn_tp.size > 1:

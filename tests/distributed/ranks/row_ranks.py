@@ -142,6 +142,8 @@ def collect(context, options):
         found[f"gather-{step}"] = cp.all_gather(rows)
         found[f"sum-{step}"] = cp.all_reduce(rows)
         found[f"part-{step}"] = cp.reduce_scatter(rows, split_of(step, count * size, size))
+        sizes = split_of(step, count * size, size)
+        found[f"sized-{step}"] = cp.all_gather_sized(rows[: sizes[context.rank]], sizes)
         ids = torch.arange(count, dtype=torch.int64) + (1 << 40) + context.rank
         found[f"ids-{step}"] = cp.all_gather(ids)
     issued = [cp.start_all_gather(values(n, context.rank, 2, 3)) for n in range(20)]

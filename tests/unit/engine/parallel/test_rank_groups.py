@@ -13,11 +13,14 @@ def test_collectives_of_one_rank_give_the_rows_back() -> None:
     assert torch.equal(group.all_reduce(rows), rows)
     assert torch.equal(group.all_gather(rows), rows)
     assert torch.equal(group.reduce_scatter(rows, [3]), rows)
+    assert torch.equal(group.all_gather_sized(rows, [3]), rows)
 
 
 def test_a_split_for_more_ranks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"3 rows do not split into \[2, 1\] for 1"):
         LoneGroup("cp").reduce_scatter(torch.zeros(3, 2), [2, 1])
+    with pytest.raises(ValueError, match=r"3 rows are not the 2 of member 0 in \[2\]: agree"):
+        LoneGroup("cp").all_gather_sized(torch.zeros(3, 2), [2])
 
 
 def test_without_a_layout_every_group_is_one_rank() -> None:

@@ -192,3 +192,8 @@ def test_what_transports_are_asked_for():
     shape = StepShape(tokens=60, path=Path.A, padding=SUM, combine=REDUCE)
     found = as_recorded(predict_step(SPLIT, V41, shape), SPLIT, shape)
     assert found["domain", "all_reduce"] == 40 + 40 + 1
+    # Without copies there is nothing to sum: rows of each layer, and ids.
+    shape = StepShape(tokens=60, path=Path.A, padding=SUM, combine=SCATTER)
+    found = as_recorded(predict_step(ONE, V41, shape), ONE, shape)
+    assert found["domain", "sized_gather"] == 40 + 1
+    assert ("domain", "all_reduce") not in found

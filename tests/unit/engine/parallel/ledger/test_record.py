@@ -6,9 +6,10 @@ import torch
 
 from engine.parallel.dispatch import DispatchShape, LocalDispatcher
 from engine.parallel.ledger import Entry, Ledger, RecordingDispatcher, RecordingVote
-from engine.parallel.ledger.record import RecordingTables
+from engine.parallel.ledger.record import RecordingRowGroup, RecordingTables
 from engine.parallel.table_rows import MappedTables, RowTable, TableMemory
 from engine.parallel.votes import LocalVote
+from tests.fakes.row_groups import run_ranks
 
 
 def test_steps_begin_with_votes():
@@ -62,6 +63,23 @@ def test_calls_of_the_ports_are_noted():
         ("experts", "dispatch", 3 * 24),
         ("experts", "combine", 3 * 16),
     ]
+
+
+def test_row_collectives_are_noted_with_the_bytes_of_a_ring():
+    sizes = [3, 0, 1]
+
+    def work(rank, tp):
+        ledger = Ledger()
+        group = RecordingRowGroup(tp, ledger, "domain")
+        rows = torch.ones(sizes[rank], 2)
+        assert len(group.all_gather_sized(rows, sizes)) == 4
+        group.all_reduce(torch.ones(3, 2))
+        group.all_gather(torch.ones(1, 2))
+        return [(entry.operation, entry.num_bytes) for entry in ledger.open_step()]
+
+    for found in run_ranks({"tp": [range(3)]}, 3, work):
+        # Four rows in all, three, three: of 8 bytes, two thirds of which each rank sends on.
+        assert found == [("sized_gather", 21), ("all_reduce", 32), ("all_gather", 16)]
 
 
 @pytest.mark.parametrize("enp", [1, 2])

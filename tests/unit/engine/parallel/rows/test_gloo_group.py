@@ -17,7 +17,12 @@ def test_a_group_of_one_sends_nothing():
     group = GlooRowGroup(RankContext(), channel(0), Progress())
     rows = torch.arange(4.0).reshape(2, 2)
     assert (group.name, group.rank, group.size) == ("tp", 0, 1)
-    for found in (group.all_reduce(rows), group.all_gather(rows), group.reduce_scatter(rows, [2])):
+    for found in (
+        group.all_reduce(rows),
+        group.all_gather(rows),
+        group.all_gather_sized(rows, [2]),
+        group.reduce_scatter(rows, [2]),
+    ):
         assert torch.equal(found, rows)
     assert group.number == 0
 
@@ -33,3 +38,5 @@ def test_sizes_that_are_not_the_rows_are_refused():
     group = GlooRowGroup(RankContext(), channel(0), Progress())
     with pytest.raises(ValueError, match=r"2 rows do not split into \[3\]"):
         group.reduce_scatter(torch.zeros(2, 1), [3])
+    with pytest.raises(ValueError, match="2 rows are not the 3 of member 0"):
+        group.all_gather_sized(torch.zeros(2, 1), [3])

@@ -3,7 +3,15 @@
 import pytest
 
 from engine.parallel.rows import PaddingMode, padding_mode
-from engine.parallel.rows.modes import AgreedRows, Combine, Path, choose_combine, choose_path
+from engine.parallel.rows.modes import (
+    AgreedRows,
+    Combine,
+    Path,
+    RowGather,
+    choose_combine,
+    choose_gather,
+    choose_path,
+)
 from tests.fakes.vectors import vectors
 
 MODES = {name: v for name, v in vectors("path_a").items() if name.startswith("T-D")}
@@ -37,6 +45,19 @@ def test_agreed_rows_choose_the_same_padding(name):
     inputs, expected = MODES[name]["inputs"], MODES[name]["expected"]
     agreed = AgreedRows(counts=tuple(inputs["counts"]), has_extend=inputs["extend"])
     assert agreed.padding is PaddingMode(expected["mode"])
+
+
+@pytest.mark.parametrize(
+    ("padding", "attn_tp", "gather"),
+    [
+        (PaddingMode.SUM, 1, RowGather.SIZED),
+        (PaddingMode.SUM, 2, RowGather.SUMMED),
+        (PaddingMode.MAX, 1, RowGather.PADDED),
+        (PaddingMode.MAX, 2, RowGather.PADDED),
+    ],
+)
+def test_the_gather_follows_from_padding_and_width(padding, attn_tp, gather):
+    assert choose_gather(padding, attn_tp=attn_tp) is gather
 
 
 @pytest.mark.parametrize(

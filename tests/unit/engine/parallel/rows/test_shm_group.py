@@ -90,6 +90,27 @@ def test_parts_of_a_sum_have_any_size(descriptor):
         assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("sizes", [(2, 0, 3), (0, 0, 0), (0, 1, 0), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_members_may_bring_as_many_rows_as_was_agreed(descriptor, sizes, dtype):
+    def work(rank, group):
+        first = group.all_gather_sized(rows_of(rank, sizes[rank], dtype=dtype), sizes)
+        # What is sent may be used again, and the next gather stands in other slots.
+        again = group.all_gather_sized(rows_of(rank, sizes[rank], dtype=dtype), sizes)
+        assert torch.equal(first, again)
+        return first
+
+    expected = torch.cat([rows_of(rank, size, dtype=dtype) for rank, size in enumerate(sizes)])
+    for found in run_ranks(descriptor, 3, work):
+        assert torch.equal(found, expected)
+
+
+def test_another_number_of_rows_than_was_agreed_is_refused(descriptor):
+    _, group = open_group(descriptor, 0, 1)
+    with pytest.raises(ValueError, match=r"2 rows are not the 3 of member 0 in \[3\]"):
+        group.all_gather_sized(torch.zeros(2, 1), [3])
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0,), (2,), (1, 2, 3)])
 def test_any_shape_and_nothing_at_all(descriptor, shape):
     def work(rank, group):
@@ -112,11 +133,14 @@ def test_rows_larger_than_a_slot_travel_in_pieces(descriptor):
 
     def work(rank, group):
         rows = rows_of(rank, count, 4)
-        return group.all_gather(rows), group.all_reduce(rows), group.reduce_scatter(rows, sizes)
+        found = group.all_gather(rows), group.all_reduce(rows), group.reduce_scatter(rows, sizes)
+        return *found, group.all_gather_sized(rows[: sizes[rank]], sizes)
 
     results = run_ranks(descriptor, 2, work)
     both = [rows_of(rank, count, 4) for rank in range(2)]
-    for rank, (gathered, summed, part) in enumerate(results):
+    for rank, (gathered, summed, part, sized) in enumerate(results):
+        # One member has three pieces less than the other.
+        assert torch.equal(sized, torch.cat([both[0][: sizes[0]], both[1][: sizes[1]]]))
         assert torch.equal(gathered, torch.cat(both))
         assert torch.equal(summed, both[0] + both[1])
         assert torch.equal(part, (both[0] + both[1]).split(sizes)[rank])

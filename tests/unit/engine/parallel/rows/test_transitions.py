@@ -108,6 +108,32 @@ def test_t_a1_gather_and_experts_to_a3(domain, mode):
         assert [listed(rows.values) for _, rows in results] == A1["expected"]["A3"]
 
 
+@pytest.mark.parametrize("counts", [[3, 0, 2, 1], [0, 0, 5, 0], [0, 0, 0, 0], [2, 2, 2, 2]])
+@pytest.mark.parametrize("mode", PaddingMode)
+def test_without_copies_rows_are_gathered_and_not_summed(counts, mode):
+    """Every rank an attention group of its own, with rows or without."""
+    groups = {"attn_tp": [[rank] for rank in range(4)], "tp": [range(4)]}
+    whole = column(range(1, sum(counts) + 1)).split(counts)
+
+    def work(rank, attn_tp, tp):
+        own = TaggedRows(
+            values=whole[rank],
+            rows=RowSet.own(counts, rank),
+            states={"attn_tp": REP, "tp": UNIQ},
+        )
+        everything = moves.gather_replicated(own, attn_tp, tp, mode)
+        back = moves.trim(moves.take_own(everything, attn_tp, tp, rank))
+        assert torch.equal(back.values, whole[rank])
+        real = torch.tensor(everything.rows.is_real, dtype=torch.bool)
+        return listed(everything.values[real]), len(everything.values), tp.log
+
+    for found, width, log in run_ranks(groups, 4, work):
+        assert found == list(range(1, sum(counts) + 1))
+        operation = "all_gather" if mode is PaddingMode.MAX else "sized_gather"
+        assert [name for name, _ in log] == [operation]
+        assert width == (4 * max(counts) if mode is PaddingMode.MAX else sum(counts))
+
+
 def test_t_a1_all_reduce_and_slice_is_a4a(domain):
     def work(rank, own, attn_tp, tp, part):
         everything = moves.gather_replicated(own, attn_tp, tp, PaddingMode.SUM)
