@@ -8,6 +8,11 @@ Pure arithmetic; the device side is `engine.kv_pool`. Two parts of a sequence's 
 * what does not grow is the state after n tokens: per layer the last `window - 1` KV rows, then
   per compressed layer the raw rows its compressor still needs.
 
+Where the blocks are there but not the state behind them, the state is rebuilt: the last tokens run
+once more, see all stored entries and write none (window replay). Their windows begin empty, so a
+row of layer l is right from `l * (window - 1)` positions on; whoever replays enough has the bits of
+the state that was not stored (`KvLayout.window_replay_tokens`).
+
 Parallel sizes do not enter: any rank of any group can continue any other rank's image.
 """
 
@@ -41,12 +46,20 @@ class SequenceImage:
         blocks: One payload per full block, `KvLayout.block_bytes` each.
         partial: Entries of the unfinished block, `KvLayout.partial_bytes(num_tokens)`.
         state: Windows and compressor rows, `KvLayout.state_bytes(num_tokens)`.
+        replay_from: First token of a window replay, None where there is none. `num_tokens` is then
+            a block end, and `state` that after `replay_from` tokens; empty where windows begin.
     """
 
     num_tokens: int
     blocks: tuple[Buffer, ...]
     partial: Buffer
     state: Buffer
+    replay_from: int | None = None
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens after which computing goes on."""
+        return self.num_tokens if self.replay_from is None else self.replay_from
 
     @property
     def num_bytes(self) -> int:
@@ -74,6 +87,7 @@ class KvLayout:
         block_bytes: Bytes of a full block.
         slices: One per KV-owning layer, in layer order.
         entry_rows: Rows of `head_dim` elements one block takes.
+        window_replay_tokens: Tokens before a block end from which its state can be rebuilt exactly.
         fingerprint: 8 bytes; equal if and only if bytes can be exchanged.
     """
 
@@ -127,6 +141,7 @@ class KvLayout:
         self.block_bytes = elements * self.ELEMENT_BYTES
         self.entry_rows = elements // width
         self.index_rows = elements // index_width
+        self.window_replay_tokens = window_replay_tokens(config)
         self.fingerprint = hashlib.sha256(
             json.dumps(self.describe(), sort_keys=True, separators=(",", ":")).encode()
         ).digest()[:8]
@@ -171,10 +186,14 @@ class KvLayout:
     def check(self, image: SequenceImage) -> None:
         """Raises LayoutError if an image's sizes are not those of its number of tokens."""
         n = image.num_tokens
+        state_bytes = self.state_bytes(image.state_tokens)
+        if image.replay_from is not None:
+            self._check_replay(image)
+            state_bytes = state_bytes if len(image.state) else 0
         for name, found, wanted in (
             ("number of blocks", len(image.blocks), self.num_blocks(n)),
             ("partial block", len(image.partial), self.partial_bytes(n)),
-            ("state", len(image.state), self.state_bytes(n)),
+            ("state", len(image.state), state_bytes),
         ):
             if found != wanted:
                 raise LayoutError(f"image of {n} tokens: {name} is {found}, wanted {wanted}")
@@ -184,6 +203,19 @@ class KvLayout:
                     f"image of {n} tokens: block {index} has {len(block)} bytes, wanted "
                     f"{self.block_bytes}"
                 )
+
+    def _check_replay(self, image: SequenceImage) -> None:
+        n, begin = image.num_tokens, image.state_tokens
+        if n % self.block_tokens or not 0 < begin < n:
+            raise LayoutError(
+                f"image of {n} tokens: its replay begins at token {begin}, wanted one inside and "
+                f"an end that is a multiple of {self.block_tokens}"
+            )
+        if not len(image.state) and n - begin < self.window_replay_tokens:
+            raise LayoutError(
+                f"image of {n} tokens: its replay has {n - begin} tokens, exact windows need "
+                f"{self.window_replay_tokens}; begin earlier"
+            )
 
     def describe(self) -> dict[str, Any]:
         """Returns all that changes bytes, as canonical JSON values; parallel sizes do not."""
@@ -225,6 +257,23 @@ class KvLayout:
             ],
             "stored_shard_form": 1,
         }
+
+
+def window_replay_tokens(config: ModelConfig) -> int:
+    """Returns the tokens of a replay after which the state at a clean cut has the right bits.
+
+    With windows that begin empty at token s, what enters layer l is right from position
+    `s + l * (window - 1)` on: each layer below sees `window - 1` positions back, and entries are
+    stored. The state needs the last `window - 1` rows of every layer, and of CSA layers also the
+    raw rows of the group before the cut.
+    """
+    reach = config.sliding_window - 1
+    needed = [
+        max(reach, layer.ratio if layer.kind is LayerKind.CSA else 0) for layer in config.layers
+    ]
+    return max(
+        1, *(layer.index * reach + rows for layer, rows in zip(config.layers, needed, strict=True))
+    )
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -104,10 +104,12 @@ class InputBuilder:
         num_rows = len(rows.positions)
         seen = rows.positions[:, None] + np.arange(1 - window, 1)[None, :]
         slot_base = np.zeros(num_rows, dtype=np.int64)
+        first_seen = np.zeros(num_rows, dtype=np.int64)
         slot_base[:count] = step.slots[rows.sequence_of_row[:count]]
+        first_seen[:count] = step.window_starts[rows.sequence_of_row[:count]]
         slot_base = self._pool.windows_at + slot_base * self._pool.slot_rows
         named = slot_base[:, None] + seen % window
-        valid = seen >= 0
+        valid = seen >= first_seen[:, None]
         valid[count:] = False
         columns = SINK_COLUMNS + self._window_columns
         in_window = slice(SINK_COLUMNS, SINK_COLUMNS + window)
@@ -222,16 +224,17 @@ class _Rows:
 
 
 def _closing_groups(step: StepRows, ratio: int) -> tuple[IntArray, IntArray]:
-    """Sequence and number of every group that closes in this step, in order."""
+    """Sequence and number of every group that closes in this step and is not stored, in order."""
     if step.direct:
-        owner = np.flatnonzero(step.ends % ratio == 0)
+        owner = np.flatnonzero((step.ends % ratio == 0) & (step.ends > step.stored))
         return owner, step.starts[owner] // ratio
-    counts = step.ends // ratio - step.starts // ratio
+    first = np.maximum(step.starts, step.stored) // ratio
+    counts = np.maximum(step.ends // ratio - first, 0)
     owner = np.repeat(np.arange(len(counts)), counts)
     group = (
         np.arange(len(owner))
         - np.repeat(np.cumsum(counts) - counts, counts)
-        + np.repeat(step.starts // ratio, counts)
+        + np.repeat(first, counts)
     )
     return owner, group
 

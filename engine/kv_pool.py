@@ -147,6 +147,8 @@ class KvPool:
     def import_image(self, image: SequenceImage, table: Sequence[int], slot: int) -> None:
         """Copies a sequence in; the slot must have been reset.
 
+        Windows of an image that comes without state stay empty.
+
         Raises:
             LayoutError: the image's sizes are not those of this layout, or the table is too short.
         """
@@ -161,7 +163,8 @@ class KvPool:
             self.import_block(page, payload)
         if image.partial:
             self.import_partial(table[len(image.blocks)], image.num_tokens, image.partial)
-        self.import_state(slot, image.num_tokens, image.state)
+        if image.state:
+            self.import_state(slot, image.state_tokens, image.state)
 
     def reset_slot(self, slot: int) -> None:
         """Empties a slot: what a former owner left must not be seen by the next."""

@@ -7,6 +7,7 @@ Invariants of a plan:
 - every `SequenceStep` has at least one token and a block table that covers [0, start + num_tokens);
 - page 0 and slot 0 (`SCRATCH_PAGE`, `SCRATCH_SLOT`) appear in no table: they take the writes of
   placeholder and padding rows;
+- a replayed token (see `SequenceStep.stored_tokens`) is not sampled;
 - a placeholder plan has no sequences, and the runner still performs every collective of the step
   kind.
 """
@@ -42,10 +43,13 @@ class SequenceStep:
     Args:
         request_id: whose tokens these are; for messages and statistics only.
         token_ids: the tokens to compute now, at least one.
-        start: absolute position of `token_ids[0]`, which is the number of tokens already in KV.
+        start: absolute position of `token_ids[0]`; the state is that after so many tokens.
         block_table: page ids covering positions [0, start + num_tokens), in order.
         state_slot: the slot of windows and compressor tails, valid at `start` tokens.
         sample: True when the logits of the last token are wanted.
+        stored_tokens: entries of this many first tokens, whole blocks, are in the pages and are not
+            written; above `start` only in a window replay (see `engine.handoff`).
+        window_start: first position whose window row exists; above 0 only in a window replay.
     """
 
     request_id: str
@@ -54,6 +58,8 @@ class SequenceStep:
     block_table: tuple[int, ...]
     state_slot: int
     sample: bool
+    stored_tokens: int = 0
+    window_start: int = 0
 
     @property
     def num_tokens(self) -> int:

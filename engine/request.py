@@ -207,7 +207,8 @@ class EngineRequest:
         num_generated: how many at the end of `token_ids` were generated.
         sampling: how to choose tokens.
         image: KV of the first `image.num_tokens` tokens, fewer than `len(token_ids)`; the rest is
-            computed before sampling goes on.
+            computed before sampling goes on. An image without its state has the end of its tokens
+            replayed first (see `engine.handoff`).
         export: where KV of `token_ids` goes as it is computed; None keeps it here.
         stop_after_first: finish after the first sampled token (the prefill role).
         reservation_id: room taken before with `reserve`, used up by this request.
@@ -266,6 +267,12 @@ class EngineRequest:
                 f"the image covers {self.image.num_tokens} of {num_tokens} tokens: the last "
                 "token must be left to compute, and an empty image left out"
             )
+        if self.image is not None and self.image.replay_from is not None:
+            begin, end = self.image.replay_from, self.image.num_tokens
+            if not 0 < begin < end:
+                raise InvalidRequest(
+                    f"the image of {end} tokens is replayed from token {begin}: begin inside it"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,7 @@ class Scheduler:
         max_kv_tokens = self._max_kv_tokens(request)
         max_pages = self._check_fits(max_kv_tokens)
         num_stored_tokens = request.image.num_tokens if request.image else 0
-        boundaries = self._boundaries(request, num_stored_tokens)
+        boundaries = self._boundaries(request)
         reservation = self._reservations.pop(request.reservation_id or "", None)
         arrival_idx = reservation.arrival_idx if reservation else self._take_arrival_idx()
         sequence = Sequence(
@@ -316,13 +316,17 @@ class Scheduler:
             )
         return max_pages
 
-    def _boundaries(self, request: EngineRequest, num_stored_tokens: int) -> tuple[int, ...]:
-        """Returns where the export wants a state, ascending, behind what is stored already."""
-        export = request.export
+    def _boundaries(self, request: EngineRequest) -> tuple[int, ...]:
+        """Returns where the export wants a state, ascending, behind that of the image."""
+        export, image = request.export, request.image
         if export is None:
             return ()
         block_tokens = self._cache.block_tokens
-        first = (num_stored_tokens // block_tokens + 1) * block_tokens
+        first = block_tokens
+        if image is not None:
+            # A state that a replay rebuilds is worth storing, too; before its end none is right.
+            is_rebuilt = image.replay_from is not None
+            first = (image.num_tokens // block_tokens + (not is_rebuilt)) * block_tokens
         ends = range(first, len(request.token_ids) + 1, block_tokens)
         return tuple(end for end in ends if export.wants_state(end))
 
@@ -457,6 +461,8 @@ class Scheduler:
             block_table=table[: self._cache.pages_for(end)],
             state_slot=self.blocks.state_slot(sequence.request_id),
             sample=end == sequence.num_tokens,
+            stored_tokens=sequence.replay_end if sequence.is_replaying else 0,
+            window_start=sequence.replay_start if sequence.is_replaying else 0,
         )
 
 

@@ -3,6 +3,8 @@
 Index ranges of a sequence, all half-open, in tokens:
 
     [0, num_computed)            have KV, on the device or in the image that waits to be imported
+    [replay_start, replay_end)   run once more to rebuild windows: their entries are stored; empty
+                                 but for a sequence whose image came without its state
     [num_computed, num_tokens)   without KV; at least one until the sequence is final
     [len(tokens), num_tokens)    promised: the step in flight yields it; one at most
     [0, num_given)               came with the request; their KV is what an export wants
@@ -48,6 +50,8 @@ class Sequence:
         "num_given",
         "num_promised",
         "num_prompt",
+        "replay_end",
+        "replay_start",
         "request",
         "request_id",
         "status",
@@ -76,7 +80,10 @@ class Sequence:
         # whole generation.
         self.image: SequenceImage | None = request.image
         self.request = request if request.image is None else replace(request, image=None)
-        self.num_computed = 0 if self.image is None else self.image.num_tokens
+        self.num_computed = 0 if self.image is None else self.image.state_tokens
+        self.replay_start = self.replay_end = 0
+        if self.image is not None and self.image.replay_from is not None:
+            self.replay_start, self.replay_end = self.num_computed, self.image.num_tokens
         self.num_exported_blocks = num_stored_blocks
         self.boundaries = boundaries
         self.is_paused = False
@@ -96,6 +103,11 @@ class Sequence:
     def num_missing(self) -> int:
         """Tokens without KV."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while the next token is one whose entries are stored."""
+        return self.num_computed < self.replay_end
 
     @property
     def is_live(self) -> bool:

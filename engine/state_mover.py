@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from engine.block_manager import BlockManager
 from engine.config import CacheSize
+from engine.handoff import SequenceImage
 from engine.plan import Runner
 from engine.scheduler import Preemption
 from engine.sequence import Sequence
@@ -30,10 +31,22 @@ class StateMover:
 
     def swap_out(self, preemption: Preemption) -> None:
         """Copies a preempted sequence to host memory, before its pages are written again."""
-        image = self._runner.export_image(
-            preemption.block_table, preemption.state_slot, preemption.num_computed
-        )
-        preemption.sequence.image = image
+        sequence, table = preemption.sequence, preemption.block_table
+        if preemption.num_computed < sequence.replay_end:
+            # Blocks ahead of the replay are kept, and with them the place where it stopped.
+            blocks = self._runner.export_blocks(
+                table[: sequence.replay_end // self._cache.block_tokens]
+            )
+            image = SequenceImage(
+                num_tokens=sequence.replay_end,
+                blocks=tuple(blocks),
+                partial=b"",
+                state=self._runner.export_state(preemption.state_slot, preemption.num_computed),
+                replay_from=preemption.num_computed,
+            )
+        else:
+            image = self._runner.export_image(table, preemption.state_slot, preemption.num_computed)
+        sequence.image = image
         self.swapped_bytes += image.num_bytes
 
     def load(self, sequence: Sequence) -> None:

@@ -28,6 +28,7 @@ class StepRows:
     Args:
         lengths, starts, slots: [sequences] new tokens, first position, state slot.
         begins: [sequences] first row; ends: [sequences] tokens in KV after the step.
+        stored, window_starts: [sequences] as in `SequenceStep`; 0 where nothing is replayed.
         token_ids, positions, sequence_of_row: [T].
         direct: Whether every sequence has one token.
     """
@@ -37,6 +38,8 @@ class StepRows:
     slots: IntArray
     begins: IntArray
     ends: IntArray
+    stored: IntArray
+    window_starts: IntArray
     token_ids: IntArray
     positions: IntArray
     sequence_of_row: IntArray
@@ -58,6 +61,8 @@ class StepRows:
             slots=np.array([s.state_slot for s in sequences], dtype=np.int64),
             begins=begins,
             ends=starts + lengths,
+            stored=np.array([s.stored_tokens for s in sequences], dtype=np.int64),
+            window_starts=np.array([s.window_start for s in sequences], dtype=np.int64),
             token_ids=token_ids,
             positions=np.arange(len(token_ids)) + np.repeat(starts - begins, lengths),
             sequence_of_row=np.repeat(np.arange(len(sequences)), lengths),

@@ -75,9 +75,18 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixHit:
-    """A stored prefix of `cached_tokens` tokens was loaded and verified."""
+    """A stored prefix was loaded and verified.
+
+    Args:
+        cached_tokens: Its tokens that need no computing.
+        replayed_tokens: Its tokens behind those, whose entries are stored and which run once more
+            to rebuild the windows; 0 where the boundary state was stored, too.
+        num_bytes: Bytes read.
+        load_s: Seconds of look-up and load.
+    """
 
     cached_tokens: int
+    replayed_tokens: int
     num_bytes: int
     load_s: float
 
@@ -147,7 +156,12 @@ class PrefillPath:
         self._metrics = metrics
         self._fence = AttemptFence()
         self._unclaimed = 0  # committed hand-offs whose ticket is not yet with the caller
-        self._prefixes = PrefixLoader(store, block_tokens=layout.block_tokens, metrics=metrics)
+        self._prefixes = PrefixLoader(
+            store,
+            block_tokens=layout.block_tokens,
+            window_replay_tokens=layout.window_replay_tokens,
+            metrics=metrics,
+        )
 
     async def run(self, request: PromptRequest, emit: Emit) -> None:
         """Takes a prompt from the caller to a committed ticket.
@@ -182,7 +196,8 @@ class PrefillPath:
             if prefix is not None:
                 await emit(
                     PrefixHit(
-                        cached_tokens=prefix.num_tokens,
+                        cached_tokens=prefix.num_tokens - prefix.replay_tokens,
+                        replayed_tokens=prefix.replay_tokens,
                         num_bytes=prefix.num_bytes,
                         load_s=self._clock.now() - began,
                     )
@@ -251,6 +266,7 @@ class PrefillPath:
             tail_tokens=request.token_ids[len(hashes) * block_tokens :],
             salt=request.cache_salt,
             stored_digests=() if prefix is None else prefix.digests,
+            is_state_stored=prefix is not None and not prefix.replay_tokens,
             block_token_ids=request.token_ids[: len(hashes) * block_tokens],
             distrusts_store=request.bypass_prefix,
         )
@@ -267,7 +283,10 @@ class PrefillPath:
 
     def _count_tokens(self, request: PromptRequest, prefix: LoadedPrefix | None) -> None:
         num_loaded = 0 if prefix is None else prefix.num_tokens
-        self._metrics.count("disagg_prompt_tokens_total", num_loaded, source="store_hit")
+        num_replayed = 0 if prefix is None else prefix.replay_tokens
+        num_hit = num_loaded - num_replayed
+        self._metrics.count("disagg_prompt_tokens_total", num_hit, source="store_hit")
+        self._metrics.count("disagg_prompt_tokens_total", num_replayed, source="replayed")
         num_computed = len(request.token_ids) - num_loaded
         self._metrics.count("disagg_prompt_tokens_total", num_computed, source="computed")
 
@@ -374,6 +393,11 @@ def _bad(field: str, description: str) -> InvalidRequest:
 
 
 def _image(prefix: LoadedPrefix) -> SequenceImage:
+    begin = prefix.num_tokens - prefix.replay_tokens
     return SequenceImage(
-        num_tokens=prefix.num_tokens, blocks=prefix.blocks, partial=b"", state=prefix.state
+        num_tokens=prefix.num_tokens,
+        blocks=prefix.blocks,
+        partial=b"",
+        state=prefix.state,
+        replay_from=begin if prefix.replay_tokens else None,
     )

@@ -4,8 +4,8 @@ Blocking; runs in a thread. The look-up is advisory: every byte is verified by t
 when it is read, and a block that is missing or corrupt shortens the prefix instead of failing the
 prompt. Each such case is counted by its cause.
 
-Invariants: a loaded prefix ends at a block end whose boundary state was verified, and leaves at
-least one token of the prompt to compute.
+Invariants: a loaded prefix ends at a block end whose boundary state was verified, or before which a
+replay is long enough to rebuild it, and leaves at least one token of the prompt to compute.
 """
 
 import logging
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import BlockCorrupt, BlockMissing
 from kvstore.keys import Buffer, combine_digests, payload_digest
+from kvstore.resume import ResumePlan, plan_resume
 from kvstore.store import KvStore
 from runtime.metrics import Metrics
 
@@ -31,13 +32,15 @@ class LoadedPrefix:
         num_tokens: A multiple of the block size.
         blocks: One payload per block.
         digests: Their digests.
-        state: Boundary state behind the last block.
+        state: Boundary state behind the last block; empty where a replay rebuilds it.
+        replay_tokens: The last of the tokens that run once more for that; else 0.
     """
 
     num_tokens: int
     blocks: tuple[Buffer, ...]
     digests: tuple[bytes, ...]
     state: Buffer
+    replay_tokens: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -46,15 +49,27 @@ class LoadedPrefix:
 
 
 class PrefixLoader:
-    """Reads prefixes for one rank."""
+    """Reads prefixes for one rank.
 
-    def __init__(self, store: KvStore, *, block_tokens: int, metrics: Metrics) -> None:
+    Args:
+        window_replay_tokens: Tokens that rebuild the state at a block end; None: it cannot be.
+    """
+
+    def __init__(
+        self,
+        store: KvStore,
+        *,
+        block_tokens: int,
+        window_replay_tokens: int | None,
+        metrics: Metrics,
+    ) -> None:
         self._store = store
         self._block_tokens = block_tokens
+        self._window_replay_tokens = window_replay_tokens
         self._metrics = metrics
 
     def load(self, block_hashes: Sequence[bytes], num_tokens: int) -> LoadedPrefix | None:
-        """Returns the longest verified prefix, None if nothing usable is stored.
+        """Returns the verified prefix that saves most, None if nothing usable is stored.
 
         Args:
             block_hashes: Names of all full blocks of the prompt.
@@ -67,28 +82,36 @@ class PrefixLoader:
         for _ in range(MAX_TRIES):
             match = self._store.lookup(block_hashes[:usable])
             self._count_lookup(usable, match.num_blocks)
-            if match.resume_blocks == 0:
+            plan = plan_resume(
+                match,
+                block_tokens=self._block_tokens,
+                window_replay_tokens=self._window_replay_tokens,
+            )
+            if plan.num_blocks == 0:
                 break
             try:
-                return self._read(block_hashes[: match.resume_blocks])
+                return self._read(block_hashes[: plan.num_blocks], plan)
             except (BlockMissing, BlockCorrupt) as error:
                 self._metrics.count("disagg_prefix_fallback_total", cause=error.cause)
                 logger.warning("stored prefix not usable, trying a shorter one: %s", error)
-                usable = match.resume_blocks - 1 if error.kind == "state" else error.index
+                usable = plan.num_blocks - 1 if error.kind == "state" else error.index
         return None
 
     def _count_lookup(self, num_asked: int, num_found: int) -> None:
         self._metrics.count("disagg_kv_lookup_blocks_total", num_found, result="hit")
         self._metrics.count("disagg_kv_lookup_blocks_total", num_asked - num_found, result="miss")
 
-    def _read(self, block_hashes: Sequence[bytes]) -> LoadedPrefix:
-        state = self._store.get_state(block_hashes[-1])
+    def _read(self, block_hashes: Sequence[bytes], plan: ResumePlan) -> LoadedPrefix:
+        state: Buffer = b""
+        if not plan.replay_tokens:
+            state = self._store.get_state(block_hashes[-1])
         blocks = tuple(self._store.get_blocks(block_hashes))
         prefix = LoadedPrefix(
-            num_tokens=len(block_hashes) * self._block_tokens,
+            num_tokens=plan.num_tokens,
             blocks=blocks,
             digests=tuple(self._digest(block) for block in blocks),
             state=state,
+            replay_tokens=plan.replay_tokens,
         )
         self._metrics.count(
             "disagg_kv_read_bytes_total", prefix.num_bytes - len(state), component="kv"

@@ -48,6 +48,7 @@ class PublishPlan:
         salt: Tenant salt of the block chain.
         stored_digests: Digests of blocks [0, n) that were read from the store and verified; they
             are named in the ticket and not written again.
+        is_state_stored: The state behind these blocks was read, too.
         block_token_ids: Tokens of the full blocks, for KV events; empty where none are sent.
         distrusts_store: What is stored under the names of this prompt is read before it is relied
             on, for an attempt that follows one that met damage.
@@ -61,6 +62,7 @@ class PublishPlan:
     tail_tokens: tuple[int, ...]
     salt: str = ""
     stored_digests: tuple[bytes, ...] = ()
+    is_state_stored: bool = False
     block_token_ids: tuple[int, ...] = ()
     distrusts_store: bool = False
 
@@ -117,7 +119,8 @@ class Publication:
         if end_tokens % block_tokens:
             return False
         end_block = end_tokens // block_tokens
-        if end_block <= len(self._plan.stored_digests):
+        num_stored = len(self._plan.stored_digests)
+        if end_block < num_stored or (end_block == num_stored and self._plan.is_state_stored):
             return False
         return self._policy.wants(end_block, len(self._plan.block_hashes))
 

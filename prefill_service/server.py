@@ -77,6 +77,7 @@ def _response(event: PrefillEvent) -> prefill_pb2.PrefillResponse:
             return prefill_pb2.PrefillResponse(
                 prefix_hit=prefill_pb2.PrefillPrefixHit(
                     cached_tokens=event.cached_tokens,
+                    replayed_tokens=event.replayed_tokens,
                     bytes=event.num_bytes,
                     load_us=_micros(event.load_s),
                 )

@@ -80,6 +80,7 @@ def announcer(
                 model=settings.model.name or settings.model.path.resolve().name,
                 max_model_len=built.engine.context_tokens,
                 block_tokens=layout.block_tokens,
+                window_replay_tokens=layout.window_replay_tokens,
             ),
             load=engine.statistics,
             progress_age_s=engine.progress_age_s,

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from balancer.journey.request import Request
 from balancer.membership import Membership
+from balancer.remote.handoffs import StoredLayout
 from kvstore.errors import KvStoreError
 from runtime.clock import Clock
 from runtime.logging import get_logger
@@ -28,7 +29,7 @@ class PrefixStore(Protocol):
     """The part of the shared store that is used here."""
 
     def look_up(
-        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
+        self, layout: StoredLayout, token_ids: Sequence[int], salt: str
     ) -> asyncio.Future[int]:
         """Begins to find out how many leading tokens prefill need not compute."""
         ...
@@ -60,14 +61,11 @@ class Prefixes:
     async def stored_tokens(self, request: Request) -> int:
         """Prompt tokens whose KV is stored and resumable; 0 if that cannot be found out in time."""
         layout = self._layout()
-        if not self._limit_s or layout is None or len(request.token_ids) <= layout[1]:
+        if not self._limit_s or layout is None or len(request.token_ids) <= layout.block_tokens:
             return 0
         if len(self._open) >= _MAX_OPEN:
             return self._unknown("lookup_busy")
-        fingerprint, block_tokens = layout
-        found = self._store.look_up(
-            fingerprint, block_tokens, request.token_ids, request.cache_salt
-        )
+        found = self._store.look_up(layout, request.token_ids, request.cache_salt)
         # A look-up that is late keeps its place among the open ones until its thread is free.
         self._open.add(found)
         found.add_done_callback(self._close)
@@ -86,13 +84,17 @@ class Prefixes:
         if not found.cancelled():
             found.exception()  # seen, also if nobody waits any more
 
-    def _layout(self) -> tuple[bytes, int] | None:
+    def _layout(self) -> StoredLayout | None:
         columns = self._members.snapshot(self._clock.now()).prefill
         rows = (columns.cause == 0).nonzero()[0]
         if not len(rows):
             return None
         member = columns.members[int(rows[0])]
-        return member.fingerprint, member.block_tokens
+        return StoredLayout(
+            fingerprint=member.fingerprint,
+            block_tokens=member.block_tokens,
+            window_replay_tokens=member.window_replay_tokens or None,
+        )
 
     def _unknown(self, cause: str) -> int:
         self._metrics.count("disagg_prefix_fallback_total", cause=cause)

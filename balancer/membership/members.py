@@ -71,6 +71,7 @@ class Member:
     sequence: int
     rank: int = 0
     group_size: int = 1
+    window_replay_tokens: int = 0
     draining: bool = False
     load: Load = Load()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from balancer.config import StoreSettings
@@ -20,6 +21,7 @@ from kvstore import KvStore, KvStoreConfig, LeaseRecord, PrefixMatch
 from kvstore.config import parse_url
 from kvstore.errors import KvStoreError
 from kvstore.pressure import Pressure, Shedding
+from kvstore.resume import plan_resume
 from kvstore.store import open_backend
 from runtime.clock import Clock
 from runtime.logging import get_logger
@@ -50,6 +52,21 @@ def open_handoffs(settings: StoreSettings, clock: Clock) -> StoreHandoffs:
         ),
         ping_s=settings.ping_s,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLayout:
+    """How members store and resume prefixes, as they announce it.
+
+    Args:
+        fingerprint: Of their KV layout, 8 bytes.
+        block_tokens: Tokens of a block.
+        window_replay_tokens: See `kvstore.resume.plan_resume`.
+    """
+
+    fingerprint: bytes
+    block_tokens: int
+    window_replay_tokens: int | None = None
 
 
 class Store(Protocol):
@@ -138,27 +155,31 @@ class StoreHandoffs:
         return True
 
     def look_up(
-        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
+        self, layout: StoredLayout, token_ids: Sequence[int], salt: str
     ) -> asyncio.Future[int]:
         """Begins to find out how many leading tokens of a prompt prefill need not compute.
 
         Advisory, and one look-up; what it finds, or the error of the store, comes with the future.
 
         Args:
-            fingerprint: Layout of the members that would read it, 8 bytes.
+            layout: Of the members that would read it.
         """
         return asyncio.get_running_loop().run_in_executor(
-            self._lookup_threads, self._look_up, fingerprint, block_tokens, token_ids, salt
+            self._lookup_threads, self._look_up, layout, token_ids, salt
         )
 
-    def _look_up(
-        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
-    ) -> int:
+    def _look_up(self, layout: StoredLayout, token_ids: Sequence[int], salt: str) -> int:
+        block_tokens = layout.block_tokens
         usable = (len(token_ids) - 1) // block_tokens * block_tokens  # one token is always computed
         if usable < block_tokens:
             return 0
         hashes = chain(token_ids[:usable], block_tokens, salt=salt)
-        return self._store(fingerprint).lookup(hashes).resume_blocks * block_tokens
+        plan = plan_resume(
+            self._store(layout.fingerprint).lookup(hashes),
+            block_tokens=block_tokens,
+            window_replay_tokens=layout.window_replay_tokens,
+        )
+        return plan.saved_tokens
 
     async def abort(self, ticket: Ticket) -> None:
         """Drops a hand-off that no decode took over; idempotent."""

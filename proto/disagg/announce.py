@@ -54,6 +54,7 @@ class MemberCard:
     model: str
     max_model_len: int
     block_tokens: int
+    window_replay_tokens: int
 
 
 class Announcement:
@@ -98,6 +99,7 @@ class Announcement:
             model=card.model,
             max_model_len=card.max_model_len,
             block_tokens=card.block_tokens,
+            window_replay_tokens=card.window_replay_tokens,
             ready=self._is_ready(),
             draining=self._is_draining(),
             load=wire.load_snapshot(

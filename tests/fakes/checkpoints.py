@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +107,28 @@ def with_transformers_names(tensors: Tensors) -> Tensors:
         renamed[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = torch.cat([w1, w3], 1)
         renamed[f"model.layers.{layer}.mlp.experts.down_proj"] = w2.contiguous()
     return renamed
+
+
+def with_layers(source: Path, directory: Path, layers: Sequence[int], **changes: object) -> Path:
+    """Writes a checkpoint of some layers of another, in this order, and returns the directory.
+
+    Layers of hash routing must come first. `changes` are values of the config that no tensor
+    depends on.
+    """
+    tensors, config = tensors_of(source), config_of(source)
+    chosen = {name: t for name, t in tensors.items() if not name.startswith("layers.")}
+    for index, layer in enumerate(layers):
+        prefix = f"layers.{layer}."
+        for name, tensor in tensors.items():
+            if name.startswith(prefix):
+                chosen[f"layers.{index}.{name.removeprefix(prefix)}"] = tensor.clone()
+    num_hash = sum(layer < config["num_hash_layers"] for layer in layers)
+    ratios = [config["compress_ratios"][layer] for layer in layers]
+    changed = {
+        **config,
+        "num_hidden_layers": len(layers),
+        "num_hash_layers": num_hash,
+        "compress_ratios": ratios,
+        **changes,
+    }
+    return write_checkpoint(directory, chosen, changed)

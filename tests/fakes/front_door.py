@@ -15,6 +15,7 @@ from balancer.assembly import Balancer, assemble
 from balancer.config import BalancerSettings
 from balancer.faces import register, serving_http
 from balancer.journey.cleanup import CleanUps
+from balancer.remote.handoffs import StoredLayout
 from balancer.remote.peers import GrpcPeers, Ticket
 from disagg.v1 import generation_pb2, generation_pb2_grpc
 from runtime.clock import SystemClock
@@ -35,12 +36,12 @@ class FakeStore:
     refusal: str = ""
     looks: int = 0
     stored_tokens: int = 0
-    lookups: list[tuple[bytes, int, int, str]] = field(default_factory=list)
+    lookups: list[tuple[StoredLayout, int, str]] = field(default_factory=list)
 
     def look_up(
-        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
+        self, layout: StoredLayout, token_ids: Sequence[int], salt: str
     ) -> asyncio.Future[int]:
-        self.lookups.append((fingerprint, block_tokens, len(token_ids), salt))
+        self.lookups.append((layout, len(token_ids), salt))
         found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         found.set_result(self.stored_tokens)
         return found

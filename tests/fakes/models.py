@@ -75,6 +75,7 @@ class Solo:
         self.model = model
         self.runner = runner or model.runner()
         self.num_tokens = 0
+        self.replay = (0, 0)
         self.runner.reset_slot(1)
 
     def feed(self, token_ids: list[int], *, chunk: int = MAX_TOKENS) -> torch.Tensor:
@@ -90,6 +91,8 @@ class Solo:
                 block_table=self.table(end),
                 state_slot=1,
                 sample=begin + len(part) == len(token_ids),
+                window_start=self.replay[0],
+                stored_tokens=self.replay[1],
             )
             plan = StepPlan(kind=StepKind.PREFILL, step=0, sequences=(step,), is_placeholder=False)
             result = self.runner.run(plan)
@@ -117,4 +120,6 @@ class Solo:
     def resume(self, image: SequenceImage) -> None:
         """Goes on from an image."""
         self.runner.import_image(image, self.table(image.num_tokens), 1)
-        self.num_tokens = image.num_tokens
+        self.num_tokens = image.state_tokens
+        if image.replay_from is not None:
+            self.replay = (image.replay_from, image.num_tokens)

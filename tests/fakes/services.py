@@ -55,6 +55,9 @@ class ToyLayout:
     block_bytes = 4 * BLOCK
     fingerprint = bytes.fromhex("0123456789abcdef")
 
+    def __init__(self, window_replay_tokens: int = 10**9) -> None:
+        self.window_replay_tokens = window_replay_tokens
+
     def partial_bytes(self, num_tokens: int) -> int:
         return 4 * (num_tokens % BLOCK)
 
@@ -221,13 +224,14 @@ async def running_rig(
     decode_bytes: int = 1 << 20,
     prefetched_bytes: int = 1 << 20,
     state_every_blocks: int = 2,
+    window_replay_tokens: int = 10**9,
     prefill: dict[str, int] | None = None,
     decode: dict[str, int] | None = None,
 ) -> AsyncIterator[Rig]:
     """Starts both ranks; stops them and checks the engines at the end."""
     clock, credit_clock, metrics = SystemClock(), ManualClock(), Metrics()
     backend = StagedBackend(time.monotonic)
-    layout = ToyLayout()
+    layout = ToyLayout(window_replay_tokens)
     store = KvStore(
         backend,
         KvStoreConfig(block_tokens=BLOCK, owner="rig"),

@@ -2,7 +2,8 @@
 
 Its KV entry of a position is the token itself; its state is a running hash of all tokens. The next
 token is a function of everything read back through block table and slot, so a wrong page, a stale
-slot, a lost import or a chunk computed twice changes the tokens that come out.
+slot, a lost import or a chunk computed twice changes the tokens that come out. An image without
+state begins its replay with the hash of the tokens before, which real windows forget.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class ToyRunner:
                 state ^= 0xBAD
             for position, token in enumerate(step.token_ids, start=step.start):
                 page = step.block_table[position // self.block_tokens]
-                self.pages[page, position % self.block_tokens] = token
+                if position >= step.stored_tokens:
+                    self.pages[page, position % self.block_tokens] = token
                 state = mix(state, token)
             self.slots[step.state_slot] = (step.end, state)
             if step.sample:
@@ -152,8 +154,11 @@ class ToyRunner:
         if image.partial:
             rest = np.frombuffer(image.partial, dtype=np.int32)
             self.pages[block_table[len(image.blocks)], : len(rest)] = rest
-        num_seen, state = struct.unpack("<qQ", image.state)
-        self.slots[state_slot] = (num_seen, state)
+        if image.state:
+            self.slots[state_slot] = struct.unpack("<qQ", image.state)
+        else:
+            read_back = self.pages[list(block_table)].reshape(-1)[: image.state_tokens]
+            self.slots[state_slot] = (image.state_tokens, state_after(read_back.tolist()))
 
     def reset_slot(self, state_slot: int) -> None:
         self.slots[state_slot] = (0, 0)

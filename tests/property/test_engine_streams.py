@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -188,12 +189,21 @@ def test_streams_do_not_depend_on_neighbours_chunks_or_memory(
     num_tokens=st.integers(48, 160),
     stride=st.integers(0, 3),
     keep=st.integers(0, 3),
+    replay=st.sampled_from([0, 1, 5, 17]),
 )
 @pytest.mark.medium
 def test_streams_survive_prefix_reuse_hand_over_and_memory_pressure(
-    arrivals: list[Arrival], machine: dict[str, int], num_tokens: int, stride: int, keep: int
+    arrivals: list[Arrival],
+    machine: dict[str, int],
+    num_tokens: int,
+    stride: int,
+    keep: int,
+    replay: int,
 ) -> None:
-    """Prefill, prefill again from a stored prefix, then decode; some decode from that prefix."""
+    """Prefill, prefill again from a stored prefix, then decode; some decode from that prefix.
+
+    With `replay` the prefix comes without its state, and so many of its tokens run again.
+    """
     block_tokens = machine["block_tokens"]
     exports = {
         f"r{i}": InMemoryExport(block_tokens, state_every_blocks=stride)
@@ -207,17 +217,24 @@ def test_streams_survive_prefix_reuse_hand_over_and_memory_pressure(
         for i, arrival in enumerate(arrivals):
             export = exports[f"r{i}"]
             ends = [end for end in sorted(export.states) if end < arrival.length]
-            usable = images and ends
+            image = export.prefix_image(ends[keep % len(ends)]) if images and ends else None
+            if image is not None and image.num_tokens > replay > 0:
+                begin = image.num_tokens - replay
+                image = dataclasses.replace(image, state=b"", replay_from=begin)
             request = EngineRequest(
                 request_id=f"r{i}",
                 token_ids=arrival.prompt(),
                 sampling=arrival.sampling(),
                 stop_after_first=True,
-                image=export.prefix_image(ends[keep % len(ends)]) if usable else None,
+                image=image,
                 export=InMemoryExport(block_tokens, given=export) if images else export,
             )
             requests.append((arrival.at_step, None, request))
         run.go(requests)
+        for request in (request for _, _, request in requests):
+            now, before = request.export, exports[request.request_id]
+            assert isinstance(now, InMemoryExport)
+            assert (now.blocks, now.states, now.tail) == (before.blocks, before.states, before.tail)
         assert all(plan.kind is StepKind.PREFILL for plan in runner.plans)
         return run
 

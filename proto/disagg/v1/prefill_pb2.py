@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from disagg.v1 import common_pb2 as disagg_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isagg/v1/prefill.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\"\xce\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rnum_generated\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.disagg.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x15\n\rbypass_prefix\x18\x07 \x01(\x08\x12\x15\n\rreport_stored\x18\x08 \x01(\x08\"\xd0\x02\n\x0fPrefillResponse\x12.\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1a.disagg.v1.PrefillAdmittedH\x00\x12\x31\n\nprefix_hit\x18\x02 \x01(\x0b\x32\x1b.disagg.v1.PrefillPrefixHitH\x00\x12\x31\n\nchunk_done\x18\x03 \x01(\x0b\x32\x1b.disagg.v1.PrefillChunkDoneH\x00\x12\x33\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x1c.disagg.v1.PrefillFirstTokenH\x00\x12\x30\n\tcommitted\x18\x05 \x01(\x0b\x32\x1b.disagg.v1.PrefillCommittedH\x00\x12\x37\n\rblocks_stored\x18\x06 \x01(\x0b\x32\x1e.disagg.v1.PrefillBlocksStoredH\x00\x42\x07\n\x05\x65vent\"\'\n\x0fPrefillAdmitted\x12\x14\n\x0cqueue_length\x18\x01 \x01(\r\"I\n\x10PrefillPrefixHit\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0f\n\x07load_us\x18\x03 \x01(\x03\"+\n\x10PrefillChunkDone\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\"\xaa\x01\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x10\n\x08queue_us\x18\x04 \x01(\x03\x12\x12\n\ncompute_us\x18\x05 \x01(\x03\"c\n\x10PrefillCommitted\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.disagg.v1.KvTicket\x12\x17\n\x0fpublished_bytes\x18\x02 \x01(\x03\x12\x11\n\tcommit_us\x18\x03 \x01(\x03\")\n\x13PrefillBlocksStored\x12\x12\n\nnum_blocks\x18\x01 \x01(\r2T\n\x0ePrefillService\x12\x42\n\x07Prefill\x12\x19.disagg.v1.PrefillRequest\x1a\x1a.disagg.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64isagg/v1/prefill.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\"\xce\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rnum_generated\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.disagg.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x15\n\rbypass_prefix\x18\x07 \x01(\x08\x12\x15\n\rreport_stored\x18\x08 \x01(\x08\"\xd0\x02\n\x0fPrefillResponse\x12.\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1a.disagg.v1.PrefillAdmittedH\x00\x12\x31\n\nprefix_hit\x18\x02 \x01(\x0b\x32\x1b.disagg.v1.PrefillPrefixHitH\x00\x12\x31\n\nchunk_done\x18\x03 \x01(\x0b\x32\x1b.disagg.v1.PrefillChunkDoneH\x00\x12\x33\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x1c.disagg.v1.PrefillFirstTokenH\x00\x12\x30\n\tcommitted\x18\x05 \x01(\x0b\x32\x1b.disagg.v1.PrefillCommittedH\x00\x12\x37\n\rblocks_stored\x18\x06 \x01(\x0b\x32\x1e.disagg.v1.PrefillBlocksStoredH\x00\x42\x07\n\x05\x65vent\"\'\n\x0fPrefillAdmitted\x12\x14\n\x0cqueue_length\x18\x01 \x01(\r\"b\n\x10PrefillPrefixHit\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0f\n\x07load_us\x18\x03 \x01(\x03\x12\x17\n\x0freplayed_tokens\x18\x04 \x01(\r\"+\n\x10PrefillChunkDone\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\"\xaa\x01\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12-\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x10\n\x08queue_us\x18\x04 \x01(\x03\x12\x12\n\ncompute_us\x18\x05 \x01(\x03\"c\n\x10PrefillCommitted\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.disagg.v1.KvTicket\x12\x17\n\x0fpublished_bytes\x18\x02 \x01(\x03\x12\x11\n\tcommit_us\x18\x03 \x01(\x03\")\n\x13PrefillBlocksStored\x12\x12\n\nnum_blocks\x18\x01 \x01(\r2T\n\x0ePrefillService\x12\x42\n\x07Prefill\x12\x19.disagg.v1.PrefillRequest\x1a\x1a.disagg.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,15 +39,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLADMITTED']._serialized_start=610
   _globals['_PREFILLADMITTED']._serialized_end=649
   _globals['_PREFILLPREFIXHIT']._serialized_start=651
-  _globals['_PREFILLPREFIXHIT']._serialized_end=724
-  _globals['_PREFILLCHUNKDONE']._serialized_start=726
-  _globals['_PREFILLCHUNKDONE']._serialized_end=769
-  _globals['_PREFILLFIRSTTOKEN']._serialized_start=772
-  _globals['_PREFILLFIRSTTOKEN']._serialized_end=942
-  _globals['_PREFILLCOMMITTED']._serialized_start=944
-  _globals['_PREFILLCOMMITTED']._serialized_end=1043
-  _globals['_PREFILLBLOCKSSTORED']._serialized_start=1045
-  _globals['_PREFILLBLOCKSSTORED']._serialized_end=1086
-  _globals['_PREFILLSERVICE']._serialized_start=1088
-  _globals['_PREFILLSERVICE']._serialized_end=1172
+  _globals['_PREFILLPREFIXHIT']._serialized_end=749
+  _globals['_PREFILLCHUNKDONE']._serialized_start=751
+  _globals['_PREFILLCHUNKDONE']._serialized_end=794
+  _globals['_PREFILLFIRSTTOKEN']._serialized_start=797
+  _globals['_PREFILLFIRSTTOKEN']._serialized_end=967
+  _globals['_PREFILLCOMMITTED']._serialized_start=969
+  _globals['_PREFILLCOMMITTED']._serialized_end=1068
+  _globals['_PREFILLBLOCKSSTORED']._serialized_start=1070
+  _globals['_PREFILLBLOCKSSTORED']._serialized_end=1111
+  _globals['_PREFILLSERVICE']._serialized_start=1113
+  _globals['_PREFILLSERVICE']._serialized_end=1197
 # @@protoc_insertion_point(module_scope)

@@ -50,14 +50,16 @@ class PrefillAdmitted(_message.Message):
     def __init__(self, queue_length: _Optional[int] = ...) -> None: ...
 
 class PrefillPrefixHit(_message.Message):
-    __slots__ = ("cached_tokens", "bytes", "load_us")
+    __slots__ = ("cached_tokens", "bytes", "load_us", "replayed_tokens")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_US_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     bytes: int
     load_us: int
-    def __init__(self, cached_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., load_us: _Optional[int] = ...) -> None: ...
+    replayed_tokens: int
+    def __init__(self, cached_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., load_us: _Optional[int] = ..., replayed_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillChunkDone(_message.Message):
     __slots__ = ("computed_tokens",)

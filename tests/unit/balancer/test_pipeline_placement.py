@@ -23,8 +23,8 @@ async def test_the_store_is_asked_before_the_request_is_placed() -> None:
             token_ids=generation_pb2.TokenIds(ids=LONG), cache_salt="tenant", priority=3
         )
         assert tokens_of(messages) == answer(LONG, 6)
-        [(fingerprint, _, num_tokens, salt)] = door.store.lookups
-        assert (fingerprint, num_tokens, salt) == (FINGERPRINT, len(LONG), "tenant")
+        [(layout, num_tokens, salt)] = door.store.lookups
+        assert (layout.fingerprint, num_tokens, salt) == (FINGERPRINT, len(LONG), "tenant")
         [record] = door.balancer.router.decisions.explain("r1")
         asked = record.request
         assert (asked.cached_tokens, asked.tenant, asked.priority) == (64, "tenant", 3)

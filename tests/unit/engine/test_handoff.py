@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from engine.build import kv_layout
-from engine.handoff import KvLayout, LayoutError, SequenceImage, weights_revision
+from engine.handoff import (
+    KvLayout,
+    LayoutError,
+    SequenceImage,
+    weights_revision,
+    window_replay_tokens,
+)
 from engine.model.config import ModelConfig
 from tests.fakes.checkpoints import config_of
 from tests.fakes.models import GOLDEN, TINY
@@ -268,3 +274,50 @@ def test_a_block_of_a_wrong_size_is_refused() -> None:
         found.check(bad)
     wanted = found.block_bytes
     assert f"block 1 has {wanted - 4} bytes, wanted {wanted}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    # Layers times (window - 1): the figures of docs/decisions/0016.
+    [(V4_FLASH, 43 * 127), (V4_PRO, 61 * 127), (kv_layout(HCA8).config, 5 * 15)],
+)
+def test_a_replay_reaches_back_through_all_layers(config: ModelConfig, wanted: int) -> None:
+    assert window_replay_tokens(config) == wanted
+
+
+@pytest.mark.parametrize(
+    ("window", "ratios", "wanted"),
+    [
+        (16, [0], 15),
+        (3, [0, 8], 4),
+        (3, [4, 0], 4),  # the group before the cut is longer than the first window
+        (3, [0, 4], 6),
+        (1, [0, 8], 1),
+        (1, [4], 4),
+    ],
+)
+def test_small_windows_still_need_the_group_before_the_cut(
+    window: int, ratios: list[int], wanted: int
+) -> None:
+    raw = config_of(HCA8)
+    raw |= {"sliding_window": window, "compress_ratios": ratios, "num_hidden_layers": len(ratios)}
+    assert window_replay_tokens(ModelConfig.from_dict(raw)) == wanted
+
+
+def test_an_image_to_replay_has_whole_blocks_and_enough_tokens() -> None:
+    found = kv_layout(HCA8)
+    whole = image(found, 96)
+    replayed = dataclasses.replace(whole, state=b"", replay_from=96 - found.window_replay_tokens)
+    found.check(replayed)
+    assert replayed.state_tokens == 21
+    # On its way, as preemption keeps it.
+    found.check(dataclasses.replace(whole, state=bytes(found.state_bytes(90)), replay_from=90))
+    for change, message in (
+        ({"replay_from": 22}, "its replay has 74 tokens, exact windows need 75"),
+        ({"replay_from": 0}, "its replay begins at token 0"),
+        ({"replay_from": 96}, "its replay begins at token 96"),
+        ({"num_tokens": 97}, "an end that is a multiple of 32"),
+        ({"state": b"1234"}, "state is 4, wanted"),
+    ):
+        with pytest.raises(LayoutError, match=message):
+            found.check(dataclasses.replace(replayed, **change))

@@ -290,3 +290,30 @@ def test_row_counts_follow_the_multiple() -> None:
         )
         assert single.build(plan(step)).num_rows == count
         assert np.array_equal(single.build(plan(step)).positions.numpy(), np.arange(count))
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_replay_writes_no_stored_entry_and_sees_no_window_before_it(count: int) -> None:
+    """Tokens [44, 44 + count) of a replay of [40, 56): from 56 on entries are written again."""
+    step = SequenceStep(
+        request_id="a",
+        token_ids=(5,) * count,
+        start=44 if count > 1 else 47,
+        block_table=(1, 2),
+        state_slot=1,
+        sample=False,
+        window_start=40,
+        stored_tokens=56,
+    )
+    inputs = builder().build(plan(step))
+    for ratio, shared in inputs.ratios.items():
+        ends = [end for end in range(step.start + 1, step.end + 1) if end % ratio == 0]
+        assert ends, "a group ends in the step"
+        assert shared.num_groups == sum(end > 56 for end in ends)
+        assert shared.visible[:count].tolist() == [
+            (position + 1) // ratio for position in range(step.start, step.end)
+        ]
+        assert shared.ring_target.numel() == min(count, shared.ring)
+    seen = (inputs.window_mask[:count, SINK_COLUMNS:] == 0.0).sum(1).tolist()
+    assert seen == [min(WINDOW, position - 40 + 1) for position in range(step.start, step.end)]
+    assert inputs.window_target.numel() == min(count, WINDOW)

@@ -8,7 +8,7 @@ import torch
 from engine.build import kv_layout
 from engine.handoff import LayoutError
 from engine.kv_pool import ZERO_ROWS, KvPool, ring_rows
-from tests.fakes.models import GOLDEN, TINY
+from tests.fakes.models import GOLDEN, TINY, Solo, load
 from tests.fakes.tensors import normal
 
 HCA8, BASE = GOLDEN / "v4_hca8", GOLDEN / "v4_base"
@@ -152,3 +152,13 @@ def test_only_the_first_halves_of_the_previous_group_travel() -> None:
     assert pool.export_state(2, 12) == before
     ring[2 * 8, 0] = 5.0
     assert pool.export_state(2, 12) != before
+
+
+def test_an_image_without_state_leaves_the_slot_empty() -> None:
+    model = load(HCA8)
+    solo = Solo(model)
+    solo.feed(list(range(3, 99)))
+    image, pool = solo.image(), solo.runner._pool
+    solo.resume(dataclasses.replace(image, state=b"", replay_from=21))
+    assert pool.export_image(solo.table(96), 1, 96).blocks == image.blocks
+    assert not any(pool.export_state(1, 96))

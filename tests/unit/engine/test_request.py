@@ -7,10 +7,12 @@ import math
 
 import pytest
 
+from engine.handoff import SequenceImage
 from engine.request import (
     TRANSITIONS,
     ChunkDone,
     EngineRequest,
+    InvalidRequest,
     RequestFailed,
     RequestFinished,
     SamplingError,
@@ -124,3 +126,10 @@ def test_final_events_are_told_from_the_others() -> None:
     assert is_final(TokenOut(request_id="a", token_id=1, number=1, is_last=True))
     assert is_final(RequestFinished(request_id="a", finish_reason="abort", num_generated=0))
     assert is_final(RequestFailed(request_id="a", error=ValueError()))
+
+
+@pytest.mark.parametrize("begin", [0, 8, 9])
+def test_a_replay_begins_inside_its_image(begin: int) -> None:
+    image = SequenceImage(num_tokens=8, blocks=(), partial=b"", state=b"", replay_from=begin)
+    with pytest.raises(InvalidRequest, match=f"replayed from token {begin}"):
+        EngineRequest(request_id="a", token_ids=(1,) * 9, image=image).validate(64, 200)

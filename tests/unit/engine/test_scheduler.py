@@ -46,9 +46,9 @@ def add(
     )
 
 
-def run(scheduler: Scheduler, kind: StepKind) -> Schedule:
+def run(scheduler: Scheduler, kind: StepKind, max_rows: int | None = None) -> Schedule:
     """Carries a schedule out as the engine does, without a runner."""
-    schedule = scheduler.schedule(kind)
+    schedule = scheduler.schedule(kind, max_rows=max_rows)
     for preemption in schedule.preempted:
         preemption.sequence.image = image_of(preemption.num_computed)
     for sequence in schedule.admitted:
@@ -241,6 +241,38 @@ def test_a_demand_is_kept_by_the_step_it_brings() -> None:
     assert scheduler.num_running == scheduler.num_waiting == 0
 
 
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    images=st.integers(0, 20),
+    pages=st.sampled_from([8, 11, 200]),
+    budget=st.integers(4, 24),
+    role=st.sampled_from(EngineRole),
+)
+def test_no_step_has_more_rows_than_were_announced(
+    lengths: list[int], images: int, pages: int, budget: int, role: EngineRole
+) -> None:
+    scheduler = make(role, pages, max_num_batched_tokens=budget)
+    for i, length in enumerate(lengths):
+        image = image_of(min(images, length - 1)) if min(images, length - 1) else None
+        add(scheduler, f"r{i}", length, max_tokens=3 + i, image=image)
+    for number in range(400):
+        demand = scheduler.demand()
+        if not demand.is_unfinished:
+            break
+        # Kinds in turn, as a vote may decide either where both are wanted.
+        kind = P if demand.wants_prefill and not (demand.has_decode_rows and number % 2) else D
+        announced = demand.num_prefill_rows if kind is P else demand.num_decode_rows
+        assert announced > 0
+        found = sum(rows for _, rows in names(run(scheduler, kind, max_rows=announced)))
+        assert found <= announced
+        if pages == 200:
+            assert found == announced
+        for sequence in list(scheduler._running):
+            if sequence.num_generated >= sequence.request.sampling.max_tokens:
+                scheduler.finish(sequence, SequenceStatus.FINISHED)
+    assert not scheduler.demand().is_unfinished
+
+
 def test_paused_sequences_bring_no_rows_and_no_demand() -> None:
     scheduler = make()
     sequence = add(scheduler, "a", 5)
@@ -399,3 +431,27 @@ def test_no_rank_gets_more_rows_than_its_part_of_the_budget(
         if not left:
             break
     assert not left
+
+
+def test_a_replay_is_marked_until_its_end_and_a_state_there_can_be_wanted() -> None:
+    scheduler = make(max_num_seqs=1, max_num_batched_tokens=3)
+    image = SequenceImage(num_tokens=8, blocks=(), partial=b"", state=b"", replay_from=3)
+    export = InMemoryExport(BLOCK, state_every_blocks=1)
+    sequence = add(scheduler, "a", 14, image=image, export=export)
+    assert sequence.boundaries == (8, 12)
+    assert sequence.num_exported_blocks == 2
+    marks = []
+    for _ in range(5):
+        schedule = scheduler.schedule(P)
+        marks += [
+            (step.start, step.end, step.window_start, step.stored_tokens)
+            for step in scheduler.steps_of(schedule.rows)
+        ]
+        for row in schedule.rows:
+            scheduler.complete(row)
+    assert marks == [(3, 6, 3, 8), (6, 8, 3, 8), (8, 11, 0, 0), (11, 12, 0, 0), (12, 14, 0, 0)]
+
+
+def test_states_behind_an_image_with_its_own_begin_after_it() -> None:
+    export = InMemoryExport(BLOCK, state_every_blocks=1)
+    assert add(make(), "a", 14, image=image_of(8), export=export).boundaries == (12,)

@@ -79,3 +79,19 @@ def test_ends_are_banned_until_min_tokens() -> None:
         for expected in (banned, banned, ()):
             assert sequence.banned_token_ids(EOS) == expected
             sequence.tokens.append(50)
+
+
+def test_a_replay_begins_before_the_end_of_the_image() -> None:
+    image = SequenceImage(num_tokens=8, blocks=(), partial=b"", state=b"", replay_from=3)
+    sequence = Sequence(
+        EngineRequest(request_id="a", token_ids=tuple(range(10)), image=image),
+        arrival_idx=1,
+        max_kv_tokens=100,
+        max_pages=25,
+    )
+    assert (sequence.num_computed, sequence.num_missing) == (3, 7)
+    assert (sequence.replay_start, sequence.replay_end) == (3, 8)
+    assert sequence.is_replaying
+    sequence.num_computed = 8
+    assert not sequence.is_replaying
+    assert not sequence_of(5, 0, 4).is_replaying

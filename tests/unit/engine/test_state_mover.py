@@ -95,3 +95,27 @@ def test_what_was_generated_is_not_exported() -> None:
     bench.mover.export(bench.sequence)
     assert export.tail is None
     assert export.blocks == {}
+
+
+def test_a_replay_that_is_swapped_keeps_the_blocks_ahead_of_it() -> None:
+    bench = Bench()
+    bench.compute(8)
+    bench.runner.slots[bench.blocks.state_slot("r")] = (5, 1005)
+    bench.sequence.num_computed, bench.sequence.replay_end = 5, 8
+    before = Preemption(
+        sequence=bench.sequence,
+        block_table=bench.blocks.block_table("r"),
+        state_slot=bench.blocks.state_slot("r"),
+        num_computed=5,
+    )
+    bench.mover.swap_out(before)
+    image = bench.sequence.image
+    assert image is not None
+    assert (image.num_tokens, image.replay_from, len(image.blocks)) == (8, 5, 2)
+    bench.blocks.free("r")
+    bench.runner.pages[:] = -7
+    assert bench.blocks.try_allocate("r", 3)
+    bench.mover.load(bench.sequence)
+    table = bench.blocks.block_table("r")
+    assert bench.runner.pages[list(table)].reshape(-1)[:8].tolist() == list(TOKENS[:8])
+    assert bench.runner.slots[bench.blocks.state_slot("r")] == (5, 1005)

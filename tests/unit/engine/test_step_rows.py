@@ -153,3 +153,19 @@ def test_rounding_up(value: int) -> None:
     found = round_up(value, 8)
     assert found % 8 == 0
     assert 0 <= found - value < 8
+
+
+def test_marks_of_a_replay_come_with_the_rows() -> None:
+    step = SequenceStep(
+        request_id="a",
+        token_ids=(5, 6),
+        start=9,
+        block_table=(1, 2),
+        state_slot=1,
+        sample=False,
+        window_start=7,
+        stored_tokens=16,
+    )
+    plan = StepPlan(kind=StepKind.PREFILL, step=0, sequences=(step,), is_placeholder=False)
+    rows = StepRows.of(plan)
+    assert (rows.window_starts.tolist(), rows.stored.tolist()) == ([7], [16])

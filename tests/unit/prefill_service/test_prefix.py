@@ -32,13 +32,21 @@ class Shelf:
             clock=ManualClock().now,
         )
         self.metrics = Metrics()
-        self.loader = PrefixLoader(self.store, block_tokens=BLOCK, metrics=self.metrics)
+        self.loader = self.replaying(None)
         self.digests = [
             self.store.put_block(name, bytes([idx]) * 16, attempt=1)
             for idx, name in enumerate(HASHES)
         ]
         for end in STATES:
             self.store.put_state(HASHES[end - 1], bytes([end]) * 16, attempt=1)
+
+    def replaying(self, window_replay_tokens: int | None) -> PrefixLoader:
+        return PrefixLoader(
+            self.store,
+            block_tokens=BLOCK,
+            window_replay_tokens=window_replay_tokens,
+            metrics=self.metrics,
+        )
 
     def key(self, component: Component, idx: int) -> bytes:
         return data_key(ToyLayout.fingerprint, HASHES[idx], component, 0)
@@ -145,3 +153,27 @@ def test_a_store_that_is_down_is_not_a_miss(shelf: Shelf) -> None:
     shelf.backend.failures["lookup"] = StoreDown("memory", "unplugged")
     with pytest.raises(StoreDown):
         shelf.loader.load(HASHES, 8 * BLOCK)
+
+
+def test_a_replay_is_loaded_where_it_saves_more_than_the_latest_state(shelf: Shelf) -> None:
+    """Seven blocks are usable, the latest state is behind the sixth."""
+    prefix = shelf.replaying(3).load(HASHES, 8 * BLOCK)
+    assert prefix is not None
+    assert (prefix.num_tokens, prefix.replay_tokens, bytes(prefix.state)) == (7 * BLOCK, 3, b"")
+    assert list(prefix.digests) == shelf.digests[:7]
+    assert shelf.metrics.value("disagg_kv_read_bytes_total", component="state") == 0
+    equal = shelf.replaying(BLOCK).load(HASHES, 8 * BLOCK)
+    assert equal is not None
+    assert (equal.num_tokens, equal.replay_tokens, bytes(equal.state)) == (6 * BLOCK, 0, b"\6" * 16)
+
+
+def test_a_corrupt_block_shortens_a_replay_and_may_end_it(shelf: Shelf) -> None:
+    flip(shelf.backend._values[shelf.key(Component.KV, 6)].data)
+    prefix = shelf.replaying(1).load(HASHES, 8 * BLOCK)
+    assert prefix is not None
+    assert (prefix.num_tokens, prefix.replay_tokens) == (6 * BLOCK, 0), "the state is there"
+    flip(shelf.backend._values[shelf.key(Component.STATE, 5)].data)
+    prefix = shelf.replaying(1).load(HASHES, 8 * BLOCK)
+    assert prefix is not None
+    assert (prefix.num_tokens, prefix.replay_tokens) == (5 * BLOCK, 1)
+    assert shelf.fallbacks("corrupt_digest") == 2

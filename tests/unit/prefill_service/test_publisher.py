@@ -51,6 +51,7 @@ class Desk:
         every_blocks: int = 2,
         amount: int = 100,
         distrusts_store: bool = False,
+        is_state_stored: bool = False,
     ) -> Publication:
         plan = PublishPlan(
             request_id="r-1",
@@ -60,6 +61,7 @@ class Desk:
             block_hashes=HASHES,
             tail_tokens=PROMPT[3 * BLOCK :],
             stored_digests=stored,
+            is_state_stored=is_state_stored,
             distrusts_store=distrusts_store,
         )
         return Publication(
@@ -117,7 +119,10 @@ async def test_stored_blocks_are_named_but_neither_written_nor_asked_for() -> No
             here.store.put_block(HASHES[idx], BLOCKS[idx], attempt=1) for idx in range(2)
         )
         written = here.store.statistics().blocks_written
-        async with await here.publication(stored=digests) as publication:
+        async with await here.publication(stored=digests) as replayed:
+            assert not replayed.wants_state(BLOCK), "before its end no state is right"
+            assert replayed.wants_state(2 * BLOCK), "a rebuilt state saves the next replay"
+        async with await here.publication(stored=digests, is_state_stored=True) as publication:
             assert not publication.wants_state(2 * BLOCK), "that state is where it came from"
             assert publication.wants_state(3 * BLOCK)
             assert not publication.wants_state(3 * BLOCK + 1)

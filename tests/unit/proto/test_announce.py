@@ -71,6 +71,7 @@ def test_an_announcement_shows_the_present_and_counts_itself() -> None:
             model="tiny-v4",
             max_model_len=4096,
             block_tokens=32,
+            window_replay_tokens=378,
         ),
         load=lambda: SimpleNamespace(
             running=1,

@@ -44,7 +44,7 @@ def test_an_engine_of_several_ranks_is_one_member(
     parts: Any = SimpleNamespace(
         settings=settings,
         engine=SimpleNamespace(statistics=None, progress_age_s=None),
-        layout=SimpleNamespace(block_tokens=32),
+        layout=SimpleNamespace(block_tokens=32, window_replay_tokens=378),
         # With keyed tags it stores under another fingerprint than its layout's.
         store=SimpleNamespace(fingerprint=b"stored as"[:8]),
         clock=ManualClock(),

@@ -10,6 +10,7 @@ import pytest
 from balancer.journey.prefixes import Prefixes
 from balancer.journey.request import Request, Sampling
 from balancer.membership import Membership, Role
+from balancer.remote.handoffs import StoredLayout
 from kvstore.errors import StoreDown
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
@@ -20,14 +21,14 @@ class Store:
     """Answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[bytes, int, int, str]] = []
+        self.asked: list[tuple[StoredLayout, int, str]] = []
         self.found: list[asyncio.Future[int]] = []
         self.answer: int | Exception | None = 64
 
     def look_up(
-        self, fingerprint: bytes, block_tokens: int, token_ids: Sequence[int], salt: str
+        self, layout: StoredLayout, token_ids: Sequence[int], salt: str
     ) -> asyncio.Future[int]:
-        self.asked.append((fingerprint, block_tokens, len(token_ids), salt))
+        self.asked.append((layout, len(token_ids), salt))
         found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.found.append(found)
         if isinstance(self.answer, Exception):
@@ -68,9 +69,10 @@ def asking(num_tokens: int = 100) -> Request:
 async def test_the_store_is_asked_once_under_the_layout_of_the_ready_members() -> None:
     bench = Bench()
     bench.announce("p0", fingerprint=b"old", ready=False)
-    bench.announce("p1", fingerprint=b"new", block_tokens=16)
+    bench.announce("p1", fingerprint=b"new", block_tokens=16, window_replay_tokens=70)
     assert await bench.prefixes.stored_tokens(asking()) == 64
-    assert bench.store.asked == [(b"new", 16, 100, "t")]
+    layout = StoredLayout(fingerprint=b"new", block_tokens=16, window_replay_tokens=70)
+    assert bench.store.asked == [(layout, 100, "t")]
 
 
 async def test_nobody_is_asked_when_the_answer_is_known() -> None:

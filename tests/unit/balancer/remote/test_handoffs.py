@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from typing import NamedTuple
 
 import pytest
 
 from balancer.config import StoreSettings
-from balancer.remote.handoffs import StoreHandoffs, open_handoffs
+from balancer.remote.handoffs import StoredLayout, StoreHandoffs, open_handoffs
 from balancer.remote.peers import Ticket
 from disagg.block_hash import chain
 from kvstore import PrefixMatch
 from kvstore.errors import StoreDown, StoreUrlError
+from kvstore.lookup import match_prefix
 from kvstore.pressure import Pressure
 from runtime.clock import SystemClock
 
 TICKET = Ticket(handoff_id="a" * 32, fingerprint=b"layout-1", wire=b"")
+LAYOUT = StoredLayout(fingerprint=b"layout-1", block_tokens=4)
 
 
 class Record(NamedTuple):
@@ -37,6 +40,7 @@ class FakeStore:
         self.hang: threading.Event | None = None
         self.used_share = 0.0
         self.asked: list[bytes] = []
+        self.resume_blocks: int | None = None
 
     def ping(self) -> None:
         self.pings += 1
@@ -57,7 +61,8 @@ class FakeStore:
     def lookup(self, hashes: list[bytes]) -> PrefixMatch:
         self.ping()
         self.asked = hashes
-        return PrefixMatch(num_blocks=len(hashes), resume_blocks=len(hashes), replay_tokens=0)
+        resume_blocks = len(hashes) if self.resume_blocks is None else self.resume_blocks
+        return match_prefix(len(hashes), resume_blocks, 1)
 
     def pressure(self) -> Pressure:
         self.ping()
@@ -193,15 +198,19 @@ async def test_one_look_up_tells_what_prefill_need_not_compute() -> None:
     opener = Opener()
     handoffs = StoreHandoffs(opener, ping_s=1.0)
     tokens = tuple(range(12))
-    assert await handoffs.look_up(b"layout-1", 4, tokens, "salt") == 8  # the last is computed
+    assert await handoffs.look_up(LAYOUT, tokens, "salt") == 8  # the last is computed
     [store] = opener.stores
     assert (store.fingerprint, store.pings) == (b"layout-1", 1)
     assert store.asked == chain(tokens[:8], 4, salt="salt")
-    assert await handoffs.look_up(b"layout-1", 4, tokens[:4], "") == 0
+    assert await handoffs.look_up(LAYOUT, tokens[:4], "") == 0
     assert store.pings == 1  # nothing could be resumed
+    store.resume_blocks = 0
+    assert await handoffs.look_up(LAYOUT, tokens, "") == 0
+    replaying = dataclasses.replace(LAYOUT, window_replay_tokens=5)
+    assert await handoffs.look_up(replaying, tokens, "") == 3
     store.error = StoreDown("store", "gone")
     with pytest.raises(StoreDown):
-        await handoffs.look_up(b"layout-1", 4, tokens, "")
+        await handoffs.look_up(LAYOUT, tokens, "")
     handoffs.close()
 
 
@@ -211,7 +220,7 @@ async def test_look_ups_that_hang_leave_pings_alone() -> None:
     store = FakeStore(b"layout-1")
     store.hang = threading.Event()
     handoffs._stores[b"layout-1"] = store
-    found = [handoffs.look_up(b"layout-1", 4, tuple(range(12)), "") for _ in range(8)]
+    found = [handoffs.look_up(LAYOUT, tuple(range(12)), "") for _ in range(8)]
     assert await handoffs.is_reachable()
     store.hang.set()
     async with asyncio.timeout(5):
