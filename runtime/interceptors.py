@@ -177,7 +177,7 @@ def call_timer(errors: ErrorMap, metrics: Metrics, clock: Clock) -> Surround:
             code = "OK"
             return result
         except grpc.aio.AbortError:
-            code = _code_name(context.code())
+            code = code_name(context.code())
             raise
         except Exception as error:
             known = translate(errors, error)
@@ -270,7 +270,7 @@ def request_id_of(request: object, context: Context) -> str:
     return ""
 
 
-def _code_name(code: grpc.StatusCode | int) -> str:
+def code_name(code: grpc.StatusCode | int) -> str:
     """Name of a code as a context tells it: the enum, or its number."""
     if isinstance(code, grpc.StatusCode):
         return code.name

@@ -15,6 +15,8 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.contextvars import bound_contextvars, merge_contextvars
 
+from runtime.telemetry import current
+
 Level = Literal["debug", "info", "warning", "error"]
 Form = Literal["json", "console"]
 
@@ -48,6 +50,7 @@ def configure_logging(
 
     shared: list[structlog.typing.Processor] = [
         merge_contextvars,
+        add_trace,
         add_facts,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -81,6 +84,15 @@ def configure_logging(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+def add_trace(_logger: object, _method: str, record: Record) -> Record:
+    """Adds trace and span id of what runs, if its trace is recorded; a structlog processor."""
+    span = current()
+    if span.is_recording and (context := span.context) is not None:
+        record.setdefault("trace_id", f"{context.trace_id:032x}")
+        record.setdefault("span_id", f"{context.span_id:016x}")
+    return record
 
 
 def redact(_logger: object, _method: str, record: Record) -> Record:

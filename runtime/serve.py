@@ -31,6 +31,8 @@ from runtime.logging import get_logger
 from runtime.metrics import Metrics
 from runtime.settings import Settings, setting
 
+from runtime.telemetry import NO_TRACER, Tracer
+from runtime.tracing.calls import call_tracer
 _log = get_logger(__name__)
 
 SERVER_OPTIONS: Final[tuple[Option, ...]] = (
@@ -140,6 +142,9 @@ class Host:
         options: Server options.
         interceptors: Further ones, inside the mapper.
     """
+        security: With TLS, health is served in plaintext as well, on a port of its own.
+        for_users: Full names of services that take API keys; the others are for members alone.
+        tracer: Begins a span for every call of `work`.
 
     def __init__(
         self,
@@ -155,6 +160,9 @@ class Host:
         options: Sequence[Option] = SERVER_OPTIONS,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
+        security: Security = NO_SECURITY,
+        for_users: frozenset[str] = frozenset(),
+        tracer: Tracer = NO_TRACER,
         table = errors or ErrorMap()
         self._listen = listen
         self._drain_settings = drain
@@ -172,6 +180,7 @@ class Host:
                 *interceptors,
             ],
         )
+                *([call_tracer(tracer, table, work)] if tracer.is_on else ()),
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self.server)
 
     @property

@@ -187,6 +187,14 @@ def load(
     return Loaded(value, origins)
 
 
+def variables_of(prefix: str) -> dict[str, str]:
+    """The variables of the environment whose names begin so; for standards with names of their own.
+
+    Their values are not settings of ours, so they have no origin and no flag.
+    """
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
 def add_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
     """Add one flag per setting, and `--config FILE`; read them back with `flag_values`."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML or JSON")

@@ -1,0 +1,1 @@
+"""How spans leave a process, and how their context gets in and out of calls."""

@@ -1,0 +1,158 @@
+"""Where spans go and which are recorded: our settings over the standard OTEL_ variables. Pure.
+
+    endpoint    tracing.endpoint, else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else
+                OTEL_EXPORTER_OTLP_ENDPOINT, else none: nothing is recorded
+    protocol    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, else OTEL_EXPORTER_OTLP_PROTOCOL, else grpc
+    sampler     tracing.sample_ratio (parent-based), else OTEL_TRACES_SAMPLER and its _ARG, else
+                parentbased_traceidratio 0.1
+
+Headers, certificates, time limits and batch sizes are variables that the SDK itself reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from runtime.settings import Settings, SettingsError, setting
+
+DEFAULT_RATIO: Final = 0.1
+Protocol = Literal["grpc", "http/protobuf"]
+Sampler = Literal[
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+]
+_PROPAGATORS = frozenset({"tracecontext", "baggage"})
+
+
+class TracingSettings(Settings):
+    """Spans of requests; OTEL_ variables of the environment count as well."""
+
+    endpoint: str = setting(
+        "",
+        help="OTLP endpoint for spans, e.g. http://127.0.0.1:4317; empty: as OTEL_ variables say",
+    )
+    sample_ratio: float | None = setting(
+        None,
+        help="share of requests recorded, unless the caller decides; empty: as OTEL_ variables say",
+        ge=0,
+        le=1,
+    )
+    vllm_attributes: bool = setting(
+        False, help="repeat times of a request in the names that vLLM uses"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingPlan:
+    """What was resolved; an empty endpoint means that nothing is recorded.
+
+    Attributes:
+        duplicates_rpc: Whether attributes of calls are spelled the old way as well.
+    """
+
+    endpoint: str = ""
+    protocol: Protocol = "grpc"
+    sampler: Sampler = "parentbased_traceidratio"
+    ratio: float = DEFAULT_RATIO
+    service_name: str = ""
+    resource: Mapping[str, str] | None = None
+    duplicates_rpc: bool = False
+
+
+def resolve(settings: TracingSettings, variables: Mapping[str, str]) -> TracingPlan:
+    """The plan of a process.
+
+    Args:
+        variables: Those of the environment that begin with OTEL_.
+
+    Raises:
+        SettingsError: A variable has a value we cannot follow; it names it, and what can be.
+    """
+    endpoint = _endpoint(settings, variables)
+    is_disabled = variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if not endpoint or is_disabled or variables.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        return TracingPlan()
+    _check_propagators(variables)
+    sampler, ratio = _sampler(settings, variables)
+    return TracingPlan(
+        endpoint=endpoint,
+        protocol=_protocol(variables),
+        sampler=sampler,
+        ratio=ratio,
+        service_name=variables.get("OTEL_SERVICE_NAME", ""),
+        resource=_resource(variables.get("OTEL_RESOURCE_ATTRIBUTES", "")),
+        duplicates_rpc="rpc/dup" in variables.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(","),
+    )
+
+
+def _endpoint(settings: TracingSettings, variables: Mapping[str, str]) -> str:
+    if settings.endpoint:
+        return settings.endpoint
+    traces = variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
+    if traces:
+        return traces
+    base = variables.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    if base and _protocol(variables) == "http/protobuf":  # the specification of OTLP appends it
+        return f"{base.rstrip('/')}/v1/traces"
+    return base
+
+
+def _protocol(variables: Mapping[str, str]) -> Protocol:
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        value = variables.get(name, "").strip()
+        if not value:
+            continue
+        for known in get_args(Protocol):
+            if value == known:
+                protocol: Protocol = known
+                return protocol
+        raise _unknown(name, value, get_args(Protocol))
+    return "grpc"
+
+
+def _sampler(settings: TracingSettings, variables: Mapping[str, str]) -> tuple[Sampler, float]:
+    if settings.sample_ratio is not None:
+        return "parentbased_traceidratio", settings.sample_ratio
+    text = variables.get("OTEL_TRACES_SAMPLER_ARG", "").strip()
+    try:
+        ratio = float(text) if text else DEFAULT_RATIO
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise SettingsError(
+            [f"environment OTEL_TRACES_SAMPLER_ARG = {text!r}: give a share from 0 to 1"]
+        )
+    value = variables.get("OTEL_TRACES_SAMPLER", "").strip() or "parentbased_traceidratio"
+    for known in get_args(Sampler):
+        if value == known:
+            sampler: Sampler = known
+            return sampler, ratio
+    raise _unknown("OTEL_TRACES_SAMPLER", value, get_args(Sampler))
+
+
+def _check_propagators(variables: Mapping[str, str]) -> None:
+    """We speak W3C alone: whoever asks for another form would find broken traces."""
+    value = variables.get("OTEL_PROPAGATORS", "").strip() or "tracecontext,baggage"
+    names = {name.strip() for name in value.split(",") if name.strip()}
+    if not names <= _PROPAGATORS or "tracecontext" not in names:
+        raise SettingsError(
+            [
+                f"environment OTEL_PROPAGATORS = {value!r}: only tracecontext and baggage are "
+                "spoken; leave it out, or set it to tracecontext,baggage"
+            ]
+        )
+
+
+def _resource(text: str) -> dict[str, str]:
+    pairs = (item.partition("=") for item in text.split(",") if item.strip())
+    return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+
+
+def _unknown(name: str, value: str, known: tuple[str, ...]) -> SettingsError:
+    return SettingsError([f"environment {name} = {value!r}: give one of {', '.join(known)}"])

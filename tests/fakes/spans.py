@@ -1,0 +1,84 @@
+"""Spans in memory: a tracer for tests, and what it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+
+from runtime.clock import Clock, SystemClock
+from runtime.telemetry import Span
+from runtime.tracing.recording import OtelTracer
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A tracer and its exporter."""
+
+    tracer: OtelTracer
+    exporter: InMemorySpanExporter
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        """Spans that ended, in that order."""
+        return self.exporter.get_finished_spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """Those of one name."""
+        return [span for span in self.spans if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        """The only one of its name."""
+        (span,) = self.named(name)
+        return span
+
+
+def recorded(
+    *, clock: Clock | None = None, samples: bool = True, duplicates_rpc: bool = False
+) -> Recorded:
+    """A tracer that keeps its spans."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler=ALWAYS_ON if samples else ALWAYS_OFF, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = OtelTracer(
+        provider,
+        endpoint="memory",
+        clock=clock or SystemClock(),
+        duplicates_rpc=duplicates_rpc,
+    )
+    return Recorded(tracer, exporter)
+
+
+@contextmanager
+def served(found: Recorded, name: str = "a.B/C") -> Iterator[Span]:
+    """The body runs inside a server span."""
+    with found.tracer.serve(name, ()) as span:
+        yield span
+
+
+def facts(span: ReadableSpan) -> dict[str, object]:
+    """Its attributes."""
+    return dict(span.attributes or {})
+
+
+def links(span: ReadableSpan) -> list[tuple[str, str]]:
+    """Kind and target span id of its links."""
+    return [
+        (str((link.attributes or {})["disagg.link.kind"]), f"{link.context.span_id:016x}")
+        for link in span.links
+    ]
+
+
+def span_id(span: ReadableSpan) -> str:
+    """Its id."""
+    return f"{span.context.span_id:016x}"
+
+
+def parent_id(span: ReadableSpan) -> str:
+    """The id of what it stands below; empty for a root."""
+    return "" if span.parent is None else f"{span.parent.span_id:016x}"
