@@ -61,7 +61,11 @@ def system() -> Iterator[System]:
         store = stack.enter_context(embedded.start())
         common = ("--store", store.url, "--model", str(MODEL), "--drain-max-s", "20")
         prefill = stack.enter_context(
-            service("prefill_service", *common, "--ranks", str(PREFILL_RANKS))
+            # No boundary states: a stored prefix is resumed by replay, or not at all.
+            service(
+                "prefill_service",
+                *(*common, "--ranks", str(PREFILL_RANKS), "--publish-boundary-states", "none"),
+            )
         )
         decode = stack.enter_context(
             service("decode_service", *common, "--ranks", str(DECODE_RANKS))
@@ -84,16 +88,25 @@ def sampling(max_tokens: int, **fields: object) -> common_pb2.SamplingParams:
 
 
 async def prefill_of(
-    address: str, request_id: str, token_ids: list[int], params: common_pb2.SamplingParams
+    address: str,
+    request_id: str,
+    token_ids: list[int],
+    params: common_pb2.SamplingParams,
+    *,
+    salt: str = "",
+    hits: list[prefill_pb2.PrefillPrefixHit] | None = None,
 ) -> tuple[int, common_pb2.KvTicket]:
+    """First token and ticket; `hits` takes what was found of the prompt in the store."""
     request = prefill_pb2.PrefillRequest(
-        request_id=request_id, attempt=1, token_ids=token_ids, sampling=params
+        request_id=request_id, attempt=1, token_ids=token_ids, sampling=params, cache_salt=salt
     )
     first: int | None = None
     ticket: common_pb2.KvTicket | None = None
     async with channel(address) as opened:
         stub = prefill_pb2_grpc.PrefillServiceStub(opened)
         async for event in stub.Prefill(request, timeout=BOUND_S):
+            if event.HasField("prefix_hit") and hits is not None:
+                hits.append(event.prefix_hit)
             if event.HasField("first_token"):
                 first = event.first_token.token_id
             if event.HasField("committed"):
@@ -105,7 +118,11 @@ async def prefill_of(
 
 
 def decode_request(
-    ticket: common_pb2.KvTicket, token_ids: list[int], params: common_pb2.SamplingParams
+    ticket: common_pb2.KvTicket,
+    token_ids: list[int],
+    params: common_pb2.SamplingParams,
+    *,
+    salt: str = "",
 ) -> decode_pb2.DecodeRequest:
     return decode_pb2.DecodeRequest(
         request_id=ticket.request_id,
@@ -113,6 +130,7 @@ def decode_request(
         ticket=ticket,
         token_ids=token_ids,
         sampling=params,
+        cache_salt=salt,
     )
 
 
@@ -170,6 +188,39 @@ async def test_golden_prompts_travel_and_come_back_token_by_token(system: System
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(journey(idx)) for idx in range(len(GOLDEN))]
     assert [idx for idx, task in enumerate(tasks) if not task.result()] == []
+    await wait_at_rest(system)
+
+
+async def test_a_shared_prefix_without_states_is_replayed_and_changes_no_token(
+    system: System,
+) -> None:
+    """The tiny model replays 6 * 63 tokens: of 640 shared ones 262 need no computing."""
+    shared = [3 + (i * i + 7 * i) % 2000 for i in range(650)]
+    prompts = {"first": [*shared, 9, 8, 7], "second": [*shared, *range(40, 90)]}
+    params = sampling(12)
+    prefill, decode = system.prefill[0], system.decode[0]
+    found: dict[str, list[int]] = {}
+    hits: dict[str, list[prefill_pb2.PrefillPrefixHit]] = {}
+    # The last one has nothing stored under its salt, so it computes the second prompt whole.
+    for name, prompt, salt in (
+        ("first", "first", "shares"),
+        ("second", "second", "shares"),
+        ("whole", "second", "alone"),
+    ):
+        ids = prompts[prompt]
+        first, ticket = await prefill_of(
+            prefill, f"replay-{name}", ids, params, salt=salt, hits=hits.setdefault(name, [])
+        )
+        rest = await decode_of(decode, decode_request(ticket, ids, params, salt=salt))
+        found[name] = [first, *rest]
+    assert hits["first"] == hits["whole"] == []
+    [hit] = hits["second"]
+    assert (hit.cached_tokens, hit.replayed_tokens) == (640 - 378, 378)
+    assert found["second"] == found["whole"]
+    assert len(found["second"]) == 12
+    statistics = await statistics_of(prefill)
+    replayed = [value for name, value in statistics.items() if "source=replayed" in name]
+    assert replayed == [378]
     await wait_at_rest(system)
 
 
