@@ -18,6 +18,7 @@ from runtime.logging import configure_logging
 from runtime.serve import ListenError, StopSignals
 from runtime.settings import load_process
 from runtime.startup import exits
+from runtime.watched import SecretError
 
 _PROG = "python -m balancer"
 _STARTUP_ERRORS: dict[type[Exception], ExitCode] = {
@@ -25,6 +26,7 @@ _STARTUP_ERRORS: dict[type[Exception], ExitCode] = {
     ListenError: ExitCode.CONFIGURATION,
     RecordingError: ExitCode.CONFIGURATION,
     StoreUrlError: ExitCode.CONFIGURATION,
+    SecretError: ExitCode.CONFIGURATION,
 }
 
 

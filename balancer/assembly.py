@@ -33,6 +33,7 @@ from balancer.router import Router
 from balancer.routing.policies import make_policy
 from balancer.server import (
     GENERATE,
+    MEMBERSHIP,
     SERVICES,
     text_error,
 )
@@ -42,6 +43,7 @@ from runtime.errors import ErrorMap
 from runtime.logging import get_logger
 from runtime.member import Condition
 from runtime.metrics import Metrics
+from runtime.security import NO_SECURITY, Security
 from runtime.serve import BALANCER_OPTIONS, Host
 
 _log = get_logger(__name__)
@@ -122,12 +124,14 @@ def assemble(
     peers: GrpcPeers,
     cleanups: CleanUps,
     metrics: Metrics | None = None,
+    security: Security = NO_SECURITY,
     record: Callable[[str], None] | None = None,
 ) -> Balancer:
     """The parts of a balancer.
 
     Args:
         metrics: Of this process; None: new ones.
+        security: Of this process.
         record: Takes every input of placement as a line; None: nothing is recorded.
 
     Raises:
@@ -139,7 +143,7 @@ def assemble(
     tiers = Tiers(settings.routing.boundaries, settings.routing.round_s)
     errors = ErrorMap()
     errors.register(TextError, text_error)
-    host = _host(settings, clock, metrics, errors)
+    host = _host(settings, clock, metrics, errors, security)
     admission = Admission(
         max_running=settings.admission.max_running,
         max_waiting=settings.admission.max_waiting,
@@ -239,7 +243,13 @@ def _router(
     return members, Router(members=members, policy=policy, decisions=DecisionRing(routing.records))
 
 
-def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics, errors: ErrorMap) -> Host:
+def _host(
+    settings: BalancerSettings,
+    clock: Clock,
+    metrics: Metrics,
+    errors: ErrorMap,
+    security: Security,
+) -> Host:
     return Host(
         role="balancer",
         clock=clock,
@@ -254,6 +264,9 @@ def _host(settings: BalancerSettings, clock: Clock, metrics: Metrics, errors: Er
         drain=settings.drain,
         errors=errors,
         options=BALANCER_OPTIONS,
+        security=security,
+        # Heartbeats come from members, which have certificates and no keys.
+        for_users=frozenset({*SERVICES, ROUTING_SERVICE, ENGINE_SERVICE}) - {MEMBERSHIP},
     )
 
 

@@ -12,10 +12,12 @@ from pydantic import model_validator
 from balancer.routing.options import RoutingOptions
 from balancer.routing.policies import POLICIES
 from balancer.routing.quota import FlopCount
+from runtime.access import AuthSettings
 from runtime.bundled import default_model
 from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
+from runtime.tls import TlsSettings
 
 FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce", "events")
 """Sections of prefill and decode that may stand in a shared file or environment."""
@@ -293,6 +295,8 @@ class BalancerSettings(Settings):
     model: ModelSettings = ModelSettings()
     store: StoreSettings
     listen: ListenSettings = ListenSettings()
+    tls: TlsSettings = TlsSettings()
+    auth: AuthSettings = AuthSettings()
     drain: DrainSettings = DrainSettings()
     admission: AdmissionSettings = AdmissionSettings()
     membership: MembershipSettings = MembershipSettings()

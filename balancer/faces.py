@@ -103,5 +103,5 @@ async def serving_http(balancer: Balancer, version: str) -> AsyncIterator[str]:
         version=version,
         started_at=int(balancer.clock.wall()),
     )
-    async with serving(make_app(parts), settings) as address:
+    async with serving(make_app(parts), settings, balancer.host.security) as address:
         yield address

@@ -7,12 +7,14 @@ over here, so a bad value is found by the same check and a default is chosen in 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 
 from balancer.journey.request import Request
 from balancer.text import ChatTurn, ModelCard, TextCodec
 from balancer.validation import bad_field, check_generate, check_model
 from disagg.v1 import generation_pb2
+from runtime.access import current_tenant, salt_of
 from runtime.clock import Clock
 
 Encodable = generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest
@@ -96,7 +98,7 @@ class Intake:
         """
         check_model(message.model, self.codec.card)
         allowed_s = self._default_timeout_s if timeout_s is None else timeout_s
-        return check_generate(
+        request = check_generate(
             message,
             request_id=request_id,
             token_ids=token_ids,
@@ -104,3 +106,8 @@ class Intake:
             arrived_at=arrived_at,
             deadline=arrived_at + min(allowed_s, self._max_timeout_s),
         )
+        tenant = current_tenant()
+        if tenant is None:
+            return request
+        salt = salt_of(tenant, request.cache_salt)
+        return dataclasses.replace(request, cache_salt=salt, owner=tenant)

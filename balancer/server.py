@@ -30,6 +30,7 @@ from disagg.v1 import (
     membership_pb2_grpc,
 )
 from disagg.wire import duration
+from runtime.access import current_tenant
 from runtime.clock import Clock
 from runtime.errors import InvalidRequest
 from runtime.logging import request_scope
@@ -41,9 +42,10 @@ else:
     Context = grpc.aio.ServicerContext
 
 GENERATE = "/disagg.v1.GenerationService/Generate"
+MEMBERSHIP = "disagg.v1.MembershipService"
 SERVICES = (
     "disagg.v1.GenerationService",
-    "disagg.v1.MembershipService",
+    MEMBERSHIP,
     "disagg.v1.AdminService",
 )
 
@@ -93,7 +95,7 @@ class GenerationFace(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.CancelRequestRequest, _context: Context
     ) -> generation_pb2.CancelRequestResponse:
         """See `GenerationService.CancelRequest`."""
-        found = self._running.cancel(request.request_id)
+        found = self._running.cancel(request.request_id, owner=current_tenant())
         return generation_pb2.CancelRequestResponse(found=found)
 
     async def Tokenize(

@@ -23,6 +23,7 @@ from runtime.clock import Clock
 from runtime.logging import get_logger
 from runtime.member import run_member
 from runtime.metrics import Metrics
+from runtime.security import open_security
 from runtime.serve import StopSignals
 
 _log = get_logger(__name__)
@@ -49,10 +50,12 @@ async def serve(
         ModelFilesError: The model directory cannot be used.
         ListenError: The address cannot be listened on.
         RecordingError: The recording that is asked for cannot be made.
+        SecretError: A certificate or a file of keys cannot be used.
     """
-    peers = GrpcPeers()
+    metrics = Metrics()
+    security = open_security(settings.tls, settings.auth, role="balancer", metrics=metrics)
+    peers = GrpcPeers(security)
     try:
-        metrics = Metrics()
         with _recorded(settings.routing, metrics) as record:
             # Clean-up work calls peers, so it ends before they are closed.
             async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
@@ -63,13 +66,19 @@ async def serve(
                     peers=peers,
                     cleanups=cleanups,
                     metrics=metrics,
+                    security=security,
                     record=record,
                 )
                 register(balancer, version)
                 async with serving_http(balancer, version) as http_address:
                     address = await balancer.host.start()
                     _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
-                    _write_ready_line(ready_to, address=address, http=http_address)
+                    _write_ready_line(
+                        ready_to,
+                        address=address,
+                        http=http_address,
+                        health=balancer.host.health_address,
+                    )
                     await run_member(balancer.host, stop=stop, examine=balancer.examine)
     finally:
         await peers.close()

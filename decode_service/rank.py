@@ -67,7 +67,7 @@ ROLE = Role(
     description="Ticket to tokens.",
     settings=DecodeSettings,
     # A file or environment may hold the settings of all roles; these sections are not ours.
-    foreign_sections=("admission", "handoff", "membership", "publish", "routing"),
+    foreign_sections=("admission", "auth", "handoff", "membership", "publish", "routing"),
     service=SERVICE,
     work=WORK,
     errors=error_map,

@@ -50,7 +50,7 @@ ROLE = Role(
     description="Prompt to ticket.",
     settings=PrefillSettings,
     # A file or environment may hold the settings of all roles; these sections are not ours.
-    foreign_sections=("admission", "fetch", "handoff", "membership", "routing"),
+    foreign_sections=("admission", "auth", "fetch", "handoff", "membership", "routing"),
     service=SERVICE,
     work=WORK,
     errors=error_map,

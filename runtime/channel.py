@@ -12,6 +12,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from runtime.tls import Identity
+
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 HOP_MARGIN_S: Final = 0.020
 
@@ -51,17 +53,27 @@ def open_channel(
     address: str,
     *,
     bulk: bool = False,
+    identity: Identity | None = None,
+    server_name: str = "",
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
 ) -> grpc.aio.Channel:
-    """A plaintext channel to `address` (host:port or a gRPC target); connects on first use.
+    """A channel to `address` (host:port or a gRPC target); connects on first use.
 
     The caller closes it. Create it in the process and event loop that use it: channels do not
     survive a fork.
+
+    Args:
+        identity: Of this process; None: plaintext. Its files are those in force now.
+        server_name: Name that the peer's certificate must have, if that is not in the address;
+            what the settings of the identity say goes before it.
     """
-    return grpc.aio.insecure_channel(
-        address,
-        options=BULK_CLIENT_OPTIONS if bulk else CLIENT_OPTIONS,
-        interceptors=list(interceptors),
+    options = BULK_CLIENT_OPTIONS if bulk else CLIENT_OPTIONS
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=options, interceptors=list(interceptors))
+    if name := identity.server_name or server_name:
+        options = (*options, ("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(
+        address, identity.client(), options=options, interceptors=list(interceptors)
     )
 
 

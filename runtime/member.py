@@ -9,13 +9,25 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Protocol
 
-from runtime.heartbeat import Heartbeat
 from runtime.logging import get_logger
 from runtime.offload import offload
 from runtime.serve import Host, StopSignals
 
 _log = get_logger(__name__)
+
+
+class Announcing(Protocol):
+    """Heartbeats to one receiver or to several."""
+
+    async def run(self) -> None:
+        """Announces for ever."""
+        ...
+
+    def announce_now(self) -> None:
+        """Sends the next announcement at once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +98,7 @@ async def run_member(
     *,
     stop: StopSignals,
     examine: Callable[[], Awaitable[Condition]],
-    heartbeats: Sequence[Heartbeat] = (),
+    heartbeats: Sequence[Announcing] = (),
     interval_s: float = 0.5,
     on_drain: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
@@ -126,6 +138,7 @@ async def _attend(
 ) -> None:
     await host.health.set_started()
     while True:
+        host.security.refresh()
         condition = await examine()
         await host.health.set_live(condition.is_live)
         await host.health.report(condition.is_ready, condition.cause)
@@ -135,7 +148,7 @@ async def _attend(
         await asyncio.sleep(interval_s)
 
 
-async def _announce_drain(stop: StopSignals, heartbeats: Sequence[Heartbeat]) -> None:
+async def _announce_drain(stop: StopSignals, heartbeats: Sequence[Announcing]) -> None:
     """Receivers must not send new work for one more interval."""
     await stop.drain.wait()
     # The host closes its gate in the same turn of the loop or the next; announce after it.

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.clock import Clock
 from runtime.errors import ErrorMap
-from runtime.heartbeat import Heartbeat
 from runtime.logging import get_logger
-from runtime.member import Condition, Examiner, run_member
+from runtime.member import Announcing, Condition, Examiner, run_member
 from runtime.metrics import Metrics
 from runtime.offload import offload
+from runtime.security import NO_SECURITY, Security
 from runtime.serve import DrainSettings, Host, ListenSettings, StopSignals
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class RankPlan:
         dependency: Short fixed word for what the rank cannot work without.
         ping: Asks it for a sign of life; blocking.
         on_tick: Called with each examination, about twice a second; housekeeping.
+        security: Of the process.
     """
 
     role: str
@@ -113,8 +114,9 @@ class RankPlan:
     dependency: str
     ping: Callable[[], object]
     equip: Callable[[Host], None]
-    announce: Callable[[Host, StopSignals, AsyncExitStack], Sequence[Heartbeat]]
+    announce: Callable[[Host, StopSignals, AsyncExitStack], Sequence[Announcing]]
     on_tick: Callable[[], Awaitable[object]] = _nothing
+    security: Security = NO_SECURITY
 
 
 async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
@@ -141,6 +143,7 @@ async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
             listen=plan.listen.model_copy(update={"port": port}),
             drain=plan.drain,
             errors=plan.errors,
+            security=plan.security,
         )
         plan.equip(host)
         host.bind()

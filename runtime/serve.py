@@ -29,10 +29,11 @@ from runtime.health import Health
 from runtime.interceptors import WorkGate, call_timer, exception_mapper
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
+from runtime.security import NO_SECURITY, Security
 from runtime.settings import Settings, setting
-
 from runtime.telemetry import NO_TRACER, Tracer
 from runtime.tracing.calls import call_tracer
+
 _log = get_logger(__name__)
 
 SERVER_OPTIONS: Final[tuple[Option, ...]] = (
@@ -141,10 +142,10 @@ class Host:
         errors: Translates exceptions of libraries.
         options: Server options.
         interceptors: Further ones, inside the mapper.
-    """
         security: With TLS, health is served in plaintext as well, on a port of its own.
         for_users: Full names of services that take API keys; the others are for members alone.
         tracer: Begins a span for every call of `work`.
+    """
 
     def __init__(
         self,
@@ -159,10 +160,10 @@ class Host:
         errors: ErrorMap | None = None,
         options: Sequence[Option] = SERVER_OPTIONS,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    ) -> None:
         security: Security = NO_SECURITY,
         for_users: frozenset[str] = frozenset(),
         tracer: Tracer = NO_TRACER,
+    ) -> None:
         table = errors or ErrorMap()
         self._listen = listen
         self._drain_settings = drain
@@ -170,17 +171,22 @@ class Host:
         self._services = tuple(services)
         self.health = Health(services, role=role, metrics=metrics)
         self.address = ""
+        self.health_address = ""
+        self.is_closing = False
+        self.security = security
+        self._health_server: grpc.aio.Server | None = None
         self.server = grpc.aio.server(
             options=list(options),
             maximum_concurrent_rpcs=listen.max_concurrent_calls,
             interceptors=[
                 exception_mapper(table, metrics),
+                *([call_tracer(tracer, table, work)] if tracer.is_on else ()),
                 call_timer(table, metrics, clock),
+                *security.guards(for_users),
                 self._gate.interceptor,
                 *interceptors,
             ],
         )
-                *([call_tracer(tracer, table, work)] if tracer.is_on else ()),
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self.server)
 
     @property
@@ -205,10 +211,12 @@ class Host:
         """
         wanted = f"{self._listen.host}:{self._listen.port}"
         try:
-            port = self.server.add_insecure_port(wanted)
+            port = self.security.add_port(self.server, wanted)
         except RuntimeError as error:
             raise _refusal(wanted) from error
         self.address = f"{self._listen.host}:{port}"
+        if self.security.identity is not None:
+            self._bind_health()
         return self.address
 
     async def start(self) -> str:
@@ -226,6 +234,8 @@ class Host:
             self.bind()
         await self.health.start()
         await self.server.start()
+        if self._health_server is not None:
+            await self._health_server.start()
         return self.address
 
     async def begin_drain(self) -> None:
@@ -286,7 +296,25 @@ class Host:
 
     async def stop(self, grace_s: float) -> None:
         """Close the server; calls that still run after `grace_s` end with UNAVAILABLE."""
+        self.is_closing = True
         await self.server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
+
+    def _bind_health(self) -> None:
+        """Probes of Kubernetes speak no TLS, so they get a port that has nothing but health."""
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
+        wanted = f"{self._listen.host}:{self.security.health_port}"
+        try:
+            port = server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise ListenError(
+                f"cannot listen on {wanted} for health: taken, or not an address of this machine; "
+                "choose another tls.health_port or 0"
+            ) from error
+        self._health_server = server
+        self.health_address = f"{self._listen.host}:{port}"
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Any]) -> bool:

@@ -1,7 +1,7 @@
 """A leader as a member of the cluster: its servicers, and what it announces to the balancers."""
 
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 from disagg.admin import AdminServicer
@@ -10,10 +10,11 @@ from disagg.v1 import admin_pb2_grpc, membership_pb2
 from engine.assembly import BuiltEngine
 from engine.config import EngineRole
 from engine.parallel.worker import RankContext
-from runtime.channel import open_channel
 from runtime.clock import system_random
 from runtime.heartbeat import Heartbeat
+from runtime.member import Announcing
 from runtime.rank import gauges, installed_version
+from runtime.receivers import Receiver, Receivers
 from runtime.serve import Host, StopSignals
 from serving.role import Parts, Role, Service
 from serving.settings import EngineProcessSettings
@@ -57,8 +58,8 @@ def announcer(
     built: BuiltEngine,
     member_id: str,
     number: int,
-) -> Callable[[Host, StopSignals, AsyncExitStack], list[Heartbeat]]:
-    """Returns what makes the heartbeats of a started host, one for each balancer.
+) -> Callable[[Host, StopSignals, AsyncExitStack], Sequence[Announcing]]:
+    """Returns what makes the heartbeats of a started host, one for each balancer there is.
 
     Args:
         role, context, parts, built: What the rank is and is made of.
@@ -67,7 +68,7 @@ def announcer(
     """
     settings, engine, layout = parts.settings, parts.engine, parts.layout
 
-    def announce(host: Host, stop: StopSignals, stack: AsyncExitStack) -> list[Heartbeat]:
+    def announce(host: Host, stop: StopSignals, _stack: AsyncExitStack) -> Sequence[Announcing]:
         announcement = Announcement(
             MemberCard(
                 member_id=member_id,
@@ -87,12 +88,19 @@ def announcer(
             is_ready=lambda: host.health.is_ready,
             is_draining=lambda: host.is_draining or stop.drain.is_set(),
         )
-        heartbeats = []
-        for balancer in settings.announce.balancers:
-            channel = open_channel(balancer)
-            stack.push_async_callback(channel.close)
-            beat = beat_over(channel, announcement, on_drain=host.begin_drain)
-            heartbeats.append(Heartbeat(balancer, beat, clock=parts.clock, uniform=system_random()))
-        return heartbeats
+
+        @asynccontextmanager
+        async def heartbeat(receiver: Receiver) -> AsyncIterator[Heartbeat]:
+            channel = host.security.channel(receiver.address, server_name=receiver.host)
+            try:
+                beat = beat_over(channel, announcement, on_drain=host.begin_drain)
+                yield Heartbeat(receiver.address, beat, clock=parts.clock, uniform=system_random())
+            finally:
+                await channel.close()
+
+        names = settings.announce.balancers
+        if not names:
+            return []
+        return [Receivers(names, heartbeat, version=lambda: host.security.version)]
 
     return announce

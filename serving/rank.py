@@ -34,6 +34,7 @@ from runtime.errors import ExitCode
 from runtime.logging import configure_logging, get_logger
 from runtime.metrics import Metrics
 from runtime.rank import LEAVE_S, RankPlan, new_member_id, run_rank
+from runtime.security import open_security
 from runtime.serve import ListenError, check_addresses
 from runtime.settings import load_process
 from runtime.startup import exits
@@ -78,6 +79,7 @@ def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
             "leave one of them out"
         )
     check_addresses(settings.listen, run.layout.num_engines)
+    open_security(settings.tls, role=kind.value, metrics=Metrics())
     layout = _layout(settings)
     require_layout(layout.config, run, kind)
     load_weights(settings.model.path, layout.config)
@@ -226,6 +228,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
                 equip=equipment(role, parts, service),
                 announce=announcer(role, context, parts, built, member_id, number),
                 on_tick=service.on_tick,
+                security=open_security(settings.tls, role=role.name, metrics=metrics, rank=number),
             )
         )
 

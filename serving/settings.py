@@ -7,6 +7,7 @@ from runtime.bundled import default_model
 from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
+from runtime.tls import TlsSettings
 
 
 class ModelSettings(Settings):
@@ -99,6 +100,7 @@ class EngineProcessSettings(Settings):
     store: StoreSection
     announce: AnnounceSettings = AnnounceSettings()
     listen: ListenSettings = ListenSettings()
+    tls: TlsSettings = TlsSettings()
     drain: DrainSettings = DrainSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()

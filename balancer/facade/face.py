@@ -25,6 +25,7 @@ from balancer.membership import Membership, MemberView, Role
 from balancer.pipeline import Pipeline
 from balancer.validation import check_request_id
 from disagg.facade import smg_common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
+from runtime.access import current_tenant
 from runtime.clock import Clock
 from runtime.logging import request_scope
 from runtime.metrics import Metrics
@@ -119,7 +120,7 @@ class VllmEngineFace(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> vllm_engine_pb2.AbortResponse:
         """Ends requests; what they hold is given back. Unknown ids are no error."""
         for request_id in request.request_ids:
-            self._parts.running.cancel(request_id)
+            self._parts.running.cancel(request_id, owner=current_tenant())
         return vllm_engine_pb2.AbortResponse()
 
     async def GetModelInfo(

@@ -15,6 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from balancer.config import HttpSettings
+from balancer.http.access import KeyGuard
+from runtime.security import NO_SECURITY, Security
 from runtime.serve import ListenError
 
 
@@ -35,18 +37,23 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, settings: HttpSettings) -> AsyncIterator[str]:
+async def serving(
+    app: ASGIApp, settings: HttpSettings, security: Security = NO_SECURITY
+) -> AsyncIterator[str]:
     """Listens while the body runs; yields the address as host:port.
+
+    Callers need a key if `security` has some; with TLS they verify its certificate, and show none
+    themselves: people have keys, parts of the system certificates.
 
     Leaving the body gives the last answers `grace_s`, then cancels them.
 
     Raises:
         ListenError: The address is taken or not of this machine.
     """
-    listener = _listen(settings)
+    listener, identity = _listen(settings), security.identity
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
-        app,
+        app if security.keys is None else KeyGuard(app, security.keys),
         http="h11",
         ws="none",
         lifespan="off",
@@ -55,6 +62,7 @@ async def serving(app: ASGIApp, settings: HttpSettings) -> AsyncIterator[str]:
         server_header=False,
         limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=math.ceil(settings.grace_s),
+        ssl_context_factory=None if identity is None else lambda *_: identity.http(),
     )
     server = _Server(config)
     try:

@@ -55,6 +55,7 @@ class Request:
         arrived_at: Monotonic seconds of the balancer's clock.
         deadline: The same clock; nothing goes on after it.
         ttft_slo_s, tpot_slo_s: Targets of the caller; None: those of the settings.
+        owner: Tenant of the caller's API key; None where there are no keys.
     """
 
     request_id: str
@@ -67,11 +68,12 @@ class Request:
     priority: int = 0
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
+    owner: str | None = None
 
     @property
     def tenant(self) -> str:
-        """Whose share of the queue it counts to; whoever isolates a cache is a tenant."""
-        return self.cache_salt
+        """Whose share of the queue it counts to; without keys, whoever isolates a cache."""
+        return self.cache_salt if self.owner is None else self.owner
 
     @property
     def max_tokens(self) -> int:

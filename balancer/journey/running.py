@@ -20,8 +20,9 @@ class RequestCancelled(Exception):
 
 
 class _Entry:
-    def __init__(self, deadline: asyncio.Timeout) -> None:
+    def __init__(self, deadline: asyncio.Timeout, owner: str | None) -> None:
         self.deadline = deadline
+        self.owner = owner
         self.is_cancelled = False
 
 
@@ -56,7 +57,7 @@ class RunningRequests:
         entry: _Entry | None = None
         try:
             async with asyncio.timeout(timeout_s) as deadline:
-                entry = self._entries[request_id] = _Entry(deadline)
+                entry = self._entries[request_id] = _Entry(deadline, request.owner)
                 try:
                     yield
                 finally:
@@ -68,10 +69,14 @@ class RunningRequests:
                 raise RequestCancelled from error
             raise deadline_passed(request) from error
 
-    def cancel(self, request_id: str) -> bool:
-        """Ends a running request; returns whether it ran. Twice is harmless."""
+    def cancel(self, request_id: str, *, owner: str | None = None) -> bool:
+        """Ends a running request; returns whether it ran. Twice is harmless.
+
+        Args:
+            owner: Tenant who asks: requests of others do not exist for it; None: all do.
+        """
         entry = self._entries.get(request_id)
-        if entry is None:
+        if entry is None or (owner is not None and owner != entry.owner):
             return False
         if not entry.is_cancelled and not entry.deadline.expired():
             entry.is_cancelled = True

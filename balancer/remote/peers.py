@@ -20,8 +20,8 @@ from balancer.journey.request import FinishReason, Logprobs, Sampling
 from balancer.membership import Member
 from balancer.remote.prefetch import GrpcPrefetch, Prefetch
 from disagg.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from runtime.channel import open_channel
 from runtime.errors import Bug, CallerLeft, Reason, Unavailable
+from runtime.security import NO_SECURITY, Security
 from runtime.status import from_rpc_error
 
 
@@ -158,8 +158,11 @@ class Peers(Protocol):
 class GrpcPeers:
     """`Peers` over gRPC; belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: Security = NO_SECURITY) -> None:
+        self._security = security
+        self._version = security.version
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._retired: list[grpc.aio.Channel] = []
 
     async def reserve(
         self, member: Member, request_id: str, num_tokens: int, *, timeout_s: float
@@ -237,14 +240,23 @@ class GrpcPeers:
         """Closes the channels to members that are no longer known."""
         for address in set(self._channels) - addresses:
             await self._channels.pop(address).close()
+        if self._version != self._security.version:
+            self._version = self._security.version
+            # Streams over the old certificate go on; they have until the one after the next.
+            retired, self._retired = self._retired, list(self._channels.values())
+            self._channels = {}
+            for channel in retired:
+                await channel.close()
 
     async def close(self) -> None:
         """Closes all channels; running calls are cancelled."""
         await self.keep_only(set())
+        for channel in self._retired:
+            await channel.close()
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = self._security.channel(address)
         return self._channels[address]
 
     def _decode_stub(self, member: Member) -> decode_pb2_grpc.DecodeServiceAsyncStub:

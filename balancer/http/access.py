@@ -1,0 +1,39 @@
+"""API keys at the HTTP door: an ASGI application around the one that serves.
+
+Status pages stay open: probes and scrapers have no key, and they tell nothing about requests.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from balancer.http.errors import problem_of
+from runtime.access import ApiKeys, tenant_scope
+from runtime.errors import Denied
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version"})
+
+
+class KeyGuard:
+    """Serves who has a key, as its tenant; tells the others what is missing."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one call; see ASGI."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            tenant = self._keys.tenant_of(Headers(scope=scope).get("authorization", ""))
+        except Denied as error:
+            problem = problem_of(error)
+            headers = problem.headers | {"www-authenticate": "Bearer"}
+            await JSONResponse(problem.body, problem.status, headers)(scope, receive, send)
+            return
+        with tenant_scope(tenant):
+            await self._app(scope, receive, send)
