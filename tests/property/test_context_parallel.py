@@ -4,6 +4,7 @@ The ranks are threads with real models; every step is run by one rank alone as w
 of all sequences are compared on every rank after every step.
 """
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -225,4 +226,36 @@ def test_an_imported_prefix_is_gone_on_from(cp: int) -> None:
     for result in ranks.run(plan):
         assert torch.equal(result.logits[0], expected)
     for runner in ranks.runners:
+        assert runner.export_image(solo.table(120), 1, 120) == solo.image()
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("chunk", [7, 16, 200])
+def test_a_replay_is_shared_by_context_ranks(chunk: int) -> None:
+    """Blocks of one rank without the state behind them: all ranks rebuild its bits together."""
+    model = load(HCA8)
+    prompt = [(7 * i * i + 5) % 250 + 3 for i in range(120)]
+    solo = Solo(model)
+    solo.feed(prompt[:96])
+    begin = 96 - model.layout.window_replay_tokens
+    image = dataclasses.replace(solo.image(), state=b"", replay_from=begin)
+    ranks = context_ranks(HCA8, 2)
+    ranks.clear()
+    for runner in ranks.runners:
+        runner.import_image(image, solo.table(96), 1)
+    for start in range(begin, 120, chunk):
+        step = SequenceStep(
+            request_id="a",
+            token_ids=tuple(prompt[start : start + chunk]),
+            start=start,
+            block_table=solo.table(min(start + chunk, 120)),
+            state_slot=1,
+            sample=start + chunk >= 120,
+            stored_tokens=96,
+            window_start=begin,
+        )
+        results = ranks.run(StepPlan(kind=P, step=0, sequences=(step,), is_placeholder=False))
+    expected = solo.feed(prompt[96:])
+    for result, runner in zip(results, ranks.runners, strict=True):
+        assert torch.equal(result.logits[0], expected)
         assert runner.export_image(solo.table(120), 1, 120) == solo.image()

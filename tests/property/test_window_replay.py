@@ -15,8 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.config import EngineRole, EngineSettings, ModelLimits
+from engine.engine import LLMEngine
 from engine.handoff import LayoutError, SequenceImage
+from engine.kv_connector import InMemoryExport
 from engine.model_runner import ModelRunner
+from engine.request import EngineRequest, RequestFailed, SamplingParams
 from tests.fakes.checkpoints import with_layers
 from tests.fakes.models import GOLDEN, TINY, LoadedModel, Solo, load
 from tests.fakes.tensors import normal
@@ -138,3 +142,73 @@ def test_entries_written_in_a_replay_would_be_noticed() -> None:
     solo.replay = (solo.replay[0], 0)
     solo.feed(prompt[-replay:])
     assert solo.image().blocks != whole.image().blocks
+
+
+@pytest.mark.medium
+def test_replays_share_steps_and_memory_with_others_and_stay_exact() -> None:
+    """Four prompts with one stored prefix, in memory for two: one is swapped out in its replay.
+
+    What the engine exports, the rebuilt boundary states among it, is what it exported of each
+    prompt computed whole.
+    """
+    model = load(HCA8)
+    block, replay = model.layout.block_tokens, model.layout.window_replay_tokens
+    shared = tokens(3, 4 * block)
+    prompts = [[*shared, *tokens(10 + i, 20 + 17 * i)] for i in range(4)]
+
+    def run(image: SequenceImage | None, pages: int) -> tuple[list[InMemoryExport], set[int]]:
+        settings = EngineSettings(
+            role=EngineRole.NORMAL,
+            block_tokens=block,
+            num_pages=pages,
+            max_num_seqs=4,
+            max_num_batched_tokens=24,
+        )
+        config = model.layout.config
+        engine = LLMEngine(
+            settings=settings,
+            limits=ModelLimits(
+                vocab_size=config.vocab_size, max_model_len=1024, eos_token_ids=(1,)
+            ),
+            cache=settings.cache_size(model.layout.block_bytes),
+            runner=model.runner(num_pages=pages, num_slots=5),
+        )
+        exports = [InMemoryExport(block, state_every_blocks=1) for _ in prompts]
+        for number, prompt in enumerate(prompts):
+            engine.add(
+                EngineRequest(
+                    request_id=str(number),
+                    token_ids=tuple(prompt),
+                    sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+                    image=image,
+                    export=exports[number],
+                )
+            )
+        swapped_at: set[int] = set()
+        for turn in range(200):
+            # A replay that stands still gives way to the next prompt.
+            engine.set_paused("1", 4 <= turn < 9)
+            _, events = engine.step()
+            assert not any(isinstance(event, RequestFailed) for event in events)
+            engine.check_integrity()
+            if not engine.has_work():
+                return exports, swapped_at
+            swapped = engine._sequences["1"].image if "1" in engine._sequences else None
+            if swapped is not None and swapped.state:
+                swapped_at.add(swapped.state_tokens)
+        raise AssertionError("the engine does not come to an end")
+
+    whole, _ = run(None, pages=64)
+    stored = SequenceImage(
+        num_tokens=4 * block,
+        blocks=tuple(whole[0].blocks[i] for i in range(4)),
+        partial=b"",
+        state=b"",
+        replay_from=4 * block - replay,
+    )
+    replayed, swapped_at = run(stored, pages=14)
+    assert [4 * block - replay < end < 4 * block for end in swapped_at] == [True]
+    for one, other in zip(replayed, whole, strict=True):
+        assert one.tail == other.tail
+        assert one.states == {end: s for end, s in other.states.items() if end >= 4 * block}
+        assert one.blocks == {idx: b for idx, b in other.blocks.items() if idx >= 4}
