@@ -31,13 +31,16 @@ _MAX_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 # The shell leads its own process group. `read` ends with standard input, or by the signal that the
 # inner shell sends when the server ended by itself; the empty traps let both shells outlive the
 # signal to the group, so that the last line comes after the server's end. The thresholds keep freed
-# values in the heap: with glibc's defaults each one is new pages, which cost more than its copy.
-_KEEPER = """
+# values in the heap: with glibc's defaults each one is new pages, which cost more than its copy. A
+# heap that grows does so in huge pages, where the host has them: to touch small ones for the first
+# time costs the server more than twice the copy.
+_KEEPER = r"""
 home=$1; shift
 trap : TERM INT HUP
 (
   trap : TERM
-  MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=1073741824 "$@"
+  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
+    MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=1073741824 "$@"
   kill -TERM $$
 ) </dev/null &
 while read -r line; do :; done
@@ -171,6 +174,7 @@ def _arguments(home: Path, max_memory_bytes: int) -> list[str]:
         "daemonize": "no",
         "save": "",
         "appendonly": "no",
+        "disable-thp": "no",  # a risk to servers that fork in order to save; this one never does
         "maxmemory": str(max_memory_bytes),
         "maxmemory-policy": "volatile-lru",
     }

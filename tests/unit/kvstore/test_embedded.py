@@ -53,6 +53,10 @@ def test_it_is_private_bounded_and_leaves_nothing() -> None:
         assert settings["appendonly"] == "no"
         assert settings["maxmemory"] == str(32 << 20)
         assert settings["maxmemory-policy"] == "volatile-lru"
+        # New memory in huge pages: asked for by the allocator, not forbidden by the server.
+        assert settings["disable-thp"] == "no"
+        environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+        assert b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in environment
         assert client.info("server")["process_id"] == server.pid
         assert path.stat().st_mode & 0o077 == 0
         client.close()
