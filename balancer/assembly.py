@@ -12,10 +12,12 @@ from balancer.explain.decisions import DecisionRing
 from balancer.explain.journal import recorded_router
 from balancer.facade.face import ENGINE_GENERATE
 from balancer.facade.face import SERVICE as ENGINE_SERVICE
+from balancer.gauges import publish_members, publish_sizes
 from balancer.intake import Intake
 from balancer.journey.attempt import Attempts, Handoffs
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.gate import Gate
+from balancer.journey.meter import Meter
 from balancer.journey.placement import Placer
 from balancer.journey.prefixes import Prefixes, PrefixStore
 from balancer.journey.recovery import Recovery
@@ -89,9 +91,8 @@ class Balancer:
         for member_id in self.members.sweep(now):
             _log.info("member.forgotten", member=member_id)
         await self.peers.keep_only({view.member.address for view in self.members.views(now)})
-        sizes = self.admission.statistics()
-        self.metrics.set("disagg_requests_running", sizes.running, role="balancer")
-        self.metrics.set("disagg_requests_waiting", sizes.waiting, role="balancer")
+        publish_sizes(self.metrics, self.tiers.names, self.admission.statistics())
+        publish_members(self.metrics, self.members.views(now))
         snapshot, knowledge = self.members.snapshot(now), self.router.knowledge()
         self.tiers.publish(self.metrics, knowledge.own, snapshot.decode, now)
         self.store.look_at_pressure()
@@ -164,6 +165,7 @@ def assemble(
         limits=limits,
         metrics=metrics,
     )
+    meter = Meter(metrics, lambda num_tokens: tiers.names[tiers.class_of(num_tokens)])
     attempts = Attempts(
         placer=placer,
         peers=peers,
@@ -172,6 +174,7 @@ def assemble(
         silence=Silence(limits, clock, absolve=placer.absolve),
         clock=clock,
         metrics=metrics,
+        meter=meter,
         overlap=settings.handoff.overlap,
     )
     recovery = Recovery(
@@ -195,6 +198,8 @@ def assemble(
         clock=clock,
         limits=limits,
         metrics=metrics,
+        meter=meter,
+        is_closing=lambda: host.is_closing,
     )
     return Balancer(
         settings=settings,
@@ -218,6 +223,7 @@ def assemble(
             clock=clock,
             default_timeout_s=settings.limits.default_timeout_s,
             max_timeout_s=settings.limits.max_timeout_s,
+            on_text=lambda seconds: meter.phase("text", seconds),
         ),
     )
 

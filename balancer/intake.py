@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from balancer.journey.request import Request
 from balancer.text import ChatTurn, ModelCard, TextCodec
@@ -23,18 +23,30 @@ Encodable = generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest
 _LONG_TEXT_CHARS = 4_000
 
 
+def _nobody(_seconds: float) -> None:
+    """Nobody measures."""
+
+
 class Intake:
     """Checks and completes requests; belongs to one event loop.
 
     Args:
+        on_text: Told how long a prompt took to encode, in seconds.
         default_timeout_s: For calls that come without a deadline.
         max_timeout_s: Longest time a request may take; longer deadlines are cut.
     """
 
     def __init__(
-        self, *, codec: TextCodec, clock: Clock, default_timeout_s: float, max_timeout_s: float
+        self,
+        *,
+        codec: TextCodec,
+        clock: Clock,
+        default_timeout_s: float,
+        max_timeout_s: float,
+        on_text: Callable[[float], None] = _nobody,
     ) -> None:
         self.codec = codec
+        self._on_text = on_text
         self._clock = clock
         self._default_timeout_s = default_timeout_s
         self._max_timeout_s = max_timeout_s
@@ -55,6 +67,12 @@ class Intake:
             InvalidRequest: There is no prompt.
             TextError: The prompt cannot be encoded.
         """
+        began = self._clock.now()
+        token_ids = await self._encode(message)
+        self._on_text(self._clock.now() - began)
+        return token_ids
+
+    async def _encode(self, message: Encodable) -> list[int]:
         match message.WhichOneof("prompt"):
             case "text":
                 if len(message.text) <= _LONG_TEXT_CHARS:
@@ -86,12 +104,14 @@ class Intake:
         token_ids: Sequence[int],
         arrived_at: float,
         timeout_s: float | None,
+        endpoint: str = "generate",
     ) -> Request:
         """The checked request, with its deadline.
 
         Args:
             token_ids: What `encode` made of the prompt.
             timeout_s: Counted from `arrived_at`; None if the caller named none.
+            endpoint: What was called; see `Request`.
 
         Raises:
             InvalidRequest, NotFound: See `balancer.validation`.
@@ -106,6 +126,8 @@ class Intake:
             arrived_at=arrived_at,
             deadline=arrived_at + min(allowed_s, self._max_timeout_s),
         )
+        is_chat = message.WhichOneof("prompt") == "chat"
+        request = dataclasses.replace(request, endpoint=endpoint, is_chat=is_chat)
         tenant = current_tenant()
         if tenant is None:
             return request

@@ -18,6 +18,7 @@ from balancer.journey.attempt import Attempts, Handoffs
 from balancer.journey.endings import Endings
 from balancer.journey.gate import Gate
 from balancer.journey.handover import Routed
+from balancer.journey.meter import Meter
 from balancer.journey.placement import Placer
 from balancer.journey.prefixes import Prefixes
 from balancer.journey.recovery import Recovery
@@ -47,6 +48,8 @@ class Pipeline:
         attempts: Runs one attempt.
         recovery: Decides whether another one follows.
         handoffs: The store's hand-offs, which may be too many already.
+        meter: Told about what ended.
+        is_closing: Whether this process breaks off what it still serves.
         make_text: A fresh incremental decoder.
     """
 
@@ -64,6 +67,8 @@ class Pipeline:
         clock: Clock,
         limits: Limits,
         metrics: Metrics,
+        meter: Meter,
+        is_closing: Callable[[], bool],
     ) -> None:
         self._running = running
         self._gate = gate
@@ -76,7 +81,9 @@ class Pipeline:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
-        self._endings = Endings(metrics)
+        self._meter = meter
+        self._is_closing = is_closing
+        self._endings = Endings(metrics, meter)
 
     async def run(self, request: Request, emit: Emit) -> Final:
         """Generates; hands every piece to `emit`, and returns what ends the stream.
@@ -129,7 +136,9 @@ class Pipeline:
             self._refuse_under_pressure()
             async with self._running.scope(request):
                 journey.stored_tokens = await self._prefixes.stored_tokens(request)
+                asked_at = self._clock.now()
                 async with self._gate.slot(self._placer.applicant(journey)):
+                    self._meter.phase("admit", self._clock.now() - asked_at)
                     while not journey.is_over:
                         try:
                             await attempt(journey)
@@ -137,16 +146,21 @@ class Pipeline:
                             await self._recovery.give_up_or_go_on(journey, error)
         except RequestCancelled:
             journey.transcript.finish_reason = FinishReason.ABORT
-            self._endings.cancelled(journey, "operator")
+            self._endings.cancelled(journey, "client")
         except DisaggError as error:
-            self._endings.failed(journey, error.reason)
+            if error.reason is Reason.DEADLINE:
+                self._endings.cancelled(journey, "deadline")
+            self._failed(journey, error.reason)
             raise
         except asyncio.CancelledError:
-            self._endings.cancelled(journey, "caller")
-            self._endings.failed(journey, Reason.CALLER_LEFT)
+            self._endings.cancelled(journey, "drain" if self._is_closing() else "client")
+            self._failed(journey, Reason.CALLER_LEFT)
             raise
         finally:
             self._placer.finished(journey)
+
+    def _failed(self, journey: Journey, reason: str) -> None:
+        self._endings.failed(journey, reason, total_us=journey.age_us(self._clock.now()))
 
     def _refuse_under_pressure(self) -> None:
         """New work is turned away before the store itself turns away what was admitted."""

@@ -55,6 +55,7 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
                 token_ids=await self._intake.encode(asked),
                 arrived_at=arrived_at,
                 timeout_s=context.time_remaining(),
+                endpoint="route",
             )
             if len(generated) >= checked.max_tokens and generated:
                 raise bad_field(

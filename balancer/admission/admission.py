@@ -36,10 +36,11 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionStatistics:
-    """Sizes now and counts since start; `waiting_by_class` has an entry per class."""
+    """Sizes now and counts since start; those by class have an entry per class."""
 
     running: int
     waiting: int
+    running_by_class: tuple[int, ...]
     waiting_by_class: tuple[int, ...]
     admitted: int
     refused: int
@@ -190,9 +191,13 @@ class Admission:
 
     def statistics(self) -> AdmissionStatistics:
         """Sizes now and counts since start."""
+        running = [0] * len(self._queues)
+        for _, length_class in self._running.values():
+            running[length_class] += 1
         return AdmissionStatistics(
             running=len(self._running),
             waiting=len(self._places),
+            running_by_class=tuple(running),
             waiting_by_class=tuple(map(len, self._queues)),
             admitted=self._admitted,
             refused=self._refused,

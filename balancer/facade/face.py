@@ -94,6 +94,7 @@ class VllmEngineFace(vllm_engine_pb2_grpc.VllmEngineServicer):
                 token_ids=token_ids,
                 arrived_at=arrived_at,
                 timeout_s=context.time_remaining(),
+                endpoint="engine",
             )
             deltas: list[Delta] = []
 
@@ -182,8 +183,8 @@ class VllmEngineFace(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     def _hit_rate(self) -> float:
         """Share of all prompt tokens so far whose KV was there before."""
-        name = "disagg_prompt_tokens_total"
-        hit = self._parts.metrics.value(name, source="store")
+        name = "disagg_request_prompt_tokens_total"
+        hit = self._parts.metrics.value(name, source="store_hit")
         total = hit + self._parts.metrics.value(name, source="computed")
         return hit / total if total else 0.0
 

@@ -31,7 +31,6 @@ from runtime.errors import Reason
 from runtime.interceptors import incident, translate
 
 OWNER = "disagg"
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Page = Callable[[HttpRequest], Awaitable[Response]]
 
@@ -119,9 +118,11 @@ class _Pages:
         why = "draining" if self._parts.host.is_draining else "not ready"
         return PlainTextResponse(f"{why}\n", 503, {"retry-after": "1"})
 
-    async def metrics(self, _request: HttpRequest) -> Response:
-        data = await asyncio.to_thread(self._parts.metrics.exposition)
-        return Response(data, headers={"content-type": _METRICS_TYPE})
+    async def metrics(self, request: HttpRequest) -> Response:
+        data, kind = await asyncio.to_thread(
+            self._parts.metrics.exposition, request.headers.get("accept", "")
+        )
+        return Response(data, headers={"content-type": kind})
 
     async def version(self, _request: HttpRequest) -> Response:
         return JSONResponse({"version": self._parts.version})

@@ -179,6 +179,7 @@ class GenerationEndpoint:
             token_ids=token_ids,
             arrived_at=arrived_at,
             timeout_s=timeout_s,
+            endpoint="chat" if self._route == CHAT else "completions",
         )
 
     def _form(self, asked: Asked, request_id: str) -> Form:

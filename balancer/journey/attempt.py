@@ -13,6 +13,7 @@ from contextlib import aclosing, contextmanager
 from typing import Protocol
 
 from balancer.journey.cleanup import CleanUps
+from balancer.journey.meter import Meter
 from balancer.journey.placement import Placer
 from balancer.journey.retry import Leg
 from balancer.journey.silence import Silence
@@ -64,6 +65,7 @@ class Attempts:
         handoffs: The store's hand-offs, to drop abandoned ones.
         cleanups: Runs what a leaving request cannot wait for.
         silence: Tells a leg that works from one that is stuck.
+        meter: Told about tokens that go out.
         overlap: Whether decode reads a hand-off while its prompt still computes.
     """
 
@@ -77,6 +79,7 @@ class Attempts:
         silence: Silence,
         clock: Clock,
         metrics: Metrics,
+        meter: Meter,
         overlap: bool,
     ) -> None:
         self._overlap = overlap
@@ -87,6 +90,7 @@ class Attempts:
         self._silence = silence
         self._clock = clock
         self._metrics = metrics
+        self._meter = meter
 
     async def serve(self, journey: Journey) -> None:
         """One attempt: a pair with a slot, a prefill, and unless that ended it, a decode."""
@@ -206,14 +210,13 @@ class Attempts:
 
     async def _relay(self, journey: Journey, tokens: Tokens) -> None:
         """Takes tokens in and hands out what is new."""
+        before, now = journey.transcript.seq, self._clock.now()
         delta = journey.transcript.take(
             tokens.attempt, tokens.seq, tokens.token_ids, tokens.logprobs, tokens.finish_reason
         )
         if not journey.timing.first_token_us and journey.transcript.seq:
-            journey.timing.first_token_us = journey.age_us(self._clock.now())
-            self._metrics.observe(
-                "gen_ai_server_time_to_first_token_seconds", journey.timing.first_token_us / 1e6
-            )
+            journey.timing.first_token_us = journey.age_us(now)
+        self._meter.tokens(journey, journey.transcript.seq - before, now)
         if delta is not None:
             await journey.emit(delta)
 

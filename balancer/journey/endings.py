@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from balancer.journey.meter import Meter
 from balancer.journey.request import Final, FinishReason, Usage
 from balancer.journey.state import Journey
 from runtime.metrics import Metrics
-
-_PHASES = ("placement", "prefill_queue", "prefill", "commit", "fetch", "decode")
 
 
 class Endings:
     """Counts every end once."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, meter: Meter | None = None) -> None:
         self._metrics = metrics
+        self._meter = meter or Meter(metrics)
 
     def arrived(self, journey: Journey, *, total_us: int) -> Final:
         """The end of a stream that has all its tokens, or whose caller goes on alone.
@@ -26,14 +26,14 @@ class Endings:
         timing.total_us = total_us
         self._count(journey, "routed" if journey.handover is not None else reason.value, "")
         prompt_tokens = len(journey.request.token_ids)
-        self._metrics.count(
-            "disagg_prompt_tokens_total", prompt_tokens - journey.cached_tokens, source="computed"
-        )
-        self._metrics.count("disagg_prompt_tokens_total", journey.cached_tokens, source="store")
-        for phase in _PHASES:
-            self._metrics.observe(
-                "disagg_phase_duration_seconds", getattr(timing, f"{phase}_us") / 1e6, phase=phase
-            )
+        for source, num_tokens in (
+            ("computed", prompt_tokens - journey.cached_tokens),
+            ("store_hit", journey.cached_tokens),
+        ):
+            self._metrics.count("disagg_request_prompt_tokens_total", num_tokens, source=source)
+        self._metrics.observe("vllm:request_prompt_tokens", prompt_tokens)
+        self._metrics.observe("vllm:request_generation_tokens", transcript.seq)
+        self._meter.ended(journey, total_s=total_us / 1e6)
         return Final(
             attempt=journey.attempt,
             seq=transcript.seq,
@@ -47,15 +47,20 @@ class Endings:
             timing=timing,
         )
 
-    def failed(self, journey: Journey, reason: str) -> None:
-        """The caller gets an error, or is not there any more."""
+    def failed(self, journey: Journey, reason: str, *, total_us: int = 0) -> None:
+        """The caller gets an error, or is not there any more; `total_us` as for `arrived`."""
         self._count(journey, "failed", reason)
+        self._meter.ended(journey, total_s=total_us / 1e6, error_type=reason)
 
     def cancelled(self, journey: Journey, origin: str) -> None:
         """Somebody ended it; beside `arrived` or `failed`."""
         self._metrics.count("disagg_cancellations_total", stage=journey.leg.value, origin=origin)
 
     def _count(self, journey: Journey, outcome: str, reason: str) -> None:
-        self._metrics.count("disagg_requests_total", outcome=outcome, reason=reason)
-        self._metrics.count("disagg_generated_tokens_total", journey.transcript.seq)
+        self._metrics.count(
+            "disagg_requests_total",
+            endpoint=journey.request.endpoint,
+            outcome=outcome,
+            reason=reason,
+        )
         self._metrics.count("disagg_dropped_tokens_total", journey.transcript.num_dropped)

@@ -102,7 +102,11 @@ class Placer:
     @asynccontextmanager
     async def reserved(self, journey: Journey) -> AsyncIterator[Pair]:
         """A pair with a slot on its decode member; the slot goes back unless it was used up."""
+        began = self._clock.now()
         pair = await self._find_pair(journey)
+        self._metrics.observe(
+            "disagg_phase_duration_seconds", self._clock.now() - began, phase="route"
+        )
         if journey.attempt == 1:
             arrived_at = journey.request.arrived_at
             journey.timing.placement_us = round((self._clock.now() - arrived_at) * 1e6)

@@ -55,6 +55,8 @@ class Request:
         arrived_at: Monotonic seconds of the balancer's clock.
         deadline: The same clock; nothing goes on after it.
         ttft_slo_s, tpot_slo_s: Targets of the caller; None: those of the settings.
+        endpoint: What was called: generate, chat, completions, route or engine.
+        is_chat: The prompt came as turns of a conversation.
         owner: Tenant of the caller's API key; None where there are no keys.
     """
 
@@ -68,6 +70,8 @@ class Request:
     priority: int = 0
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
+    endpoint: str = "generate"
+    is_chat: bool = False
     owner: str | None = None
 
     @property

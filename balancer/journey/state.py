@@ -82,6 +82,8 @@ class Journey:
         is_placed: The router knows the request.
         prefilled_attempt: The latest attempt whose prefill is known to be over.
         handover: Set once the caller goes on alone.
+        last_token_at: When tokens were last handed out; None before the first.
+        max_gap_s: Longest time between two of them.
     """
 
     request: Request
@@ -101,6 +103,8 @@ class Journey:
     prefilled_attempt: int = 0
     timing: Timing = field(default_factory=Timing)
     handover: Handover | None = None
+    last_token_at: float | None = None
+    max_gap_s: float = 0.0
 
     @property
     def is_over(self) -> bool:

@@ -70,7 +70,8 @@ async def test_metrics_and_version() -> None:
         await client.post("/v1/completions", json={"prompt": "x"})
         done = await client.get("/metrics")
         assert done.headers["content-type"].startswith("text/plain; version=0.0.4")
-        line = 'disagg_requests_total{outcome="length",reason=""} 1.0'
+        labels = 'endpoint="completions",model_name="",outcome="length",reason=""'
+        line = f"disagg_requests_total{{{labels}}} 1.0"
         assert line in done.text.splitlines()
         assert 'http_route="/v1/completions"' in done.text
         assert (await client.get("/version")).json() == {"version": "test"}

@@ -92,7 +92,7 @@ async def test_events_leave_as_tokens_come() -> None:
                 == 1
             )
         )
-        assert door.metric("disagg_cancellations_total", stage="decode", origin="caller") == 1
+        assert door.metric("disagg_cancellations_total", stage="decode", origin="client") == 1
 
 
 @pytest.mark.parametrize("stage", ["reserve", "prefill", "decode"])

@@ -51,10 +51,9 @@ def test_an_arrival_is_told_and_counted() -> None:
     assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (3, 2)
     assert (final.usage.cached_tokens, final.timing.total_us) == (2, 77)
     assert metrics.value("disagg_requests_total", outcome="stop", reason="") == 1
-    assert metrics.value("disagg_generated_tokens_total") == 2
-    assert metrics.value("disagg_prompt_tokens_total", source="store") == 2
-    assert metrics.value("disagg_prompt_tokens_total", source="computed") == 1
-    assert metrics.value("disagg_phase_duration_seconds", phase="decode") == 1
+    assert metrics.value("disagg_request_prompt_tokens_total", source="store_hit") == 2
+    assert metrics.value("disagg_request_prompt_tokens_total", source="computed") == 1
+    assert metrics.value("gen_ai_server_request_duration_seconds", error_type="") == 1
 
 
 def test_no_reason_of_its_own_means_the_limit() -> None:
@@ -78,6 +77,6 @@ def test_failures_and_cancellations() -> None:
     made.enter(Leg.DECODE, member("d"))
     endings = Endings(metrics)
     endings.failed(made, "PEER_GONE")
-    endings.cancelled(made, "caller")
+    endings.cancelled(made, "client")
     assert metrics.value("disagg_requests_total", outcome="failed", reason="PEER_GONE") == 1
-    assert metrics.value("disagg_cancellations_total", stage="decode", origin="caller") == 1
+    assert metrics.value("disagg_cancellations_total", stage="decode", origin="client") == 1

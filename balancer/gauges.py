@@ -1,0 +1,49 @@
+"""What a balancer sees, as gauges: sizes of its queues, members and groups by their state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from balancer.admission.admission import AdmissionStatistics
+from balancer.membership import ExclusionCause, MemberView, Role
+from runtime.metrics import Metrics
+
+ROLE = "balancer"
+_STATES = {
+    None: "ready",
+    ExclusionCause.NOT_READY: "not_ready",
+    ExclusionCause.DRAINING: "draining",
+    ExclusionCause.STALE: "stale",
+    ExclusionCause.SUSPECT: "suspect",
+    ExclusionCause.NO_PARTNER: "mismatch",
+}
+
+
+def publish_sizes(metrics: Metrics, tiers: Sequence[str], sizes: AdmissionStatistics) -> None:
+    """Requests that run and wait here, by length class; `tiers` names the classes."""
+    for tier, running, waiting in zip(
+        tiers, sizes.running_by_class, sizes.waiting_by_class, strict=True
+    ):
+        metrics.set("disagg_requests_running", running, role=ROLE, tier=tier)
+        metrics.set("disagg_requests_waiting", waiting, role=ROLE, tier=tier)
+
+
+def publish_members(metrics: Metrics, views: Sequence[MemberView]) -> None:
+    """Members by what hinders them, and groups by whether all their members are ready."""
+    members: Counter[tuple[Role, str]] = Counter()
+    ready: Counter[tuple[Role, str]] = Counter()
+    sizes: dict[tuple[Role, str], int] = {}
+    for view in views:
+        member = view.member
+        members[member.role, _STATES.get(view.exclusion, "not_ready")] += 1
+        group = (member.role, member.group_id)
+        sizes[group] = max(sizes.get(group, 0), member.group_size)
+        ready[group] += view.exclusion is None
+    for role in Role:
+        for state in _STATES.values():
+            metrics.set("disagg_members", members[role, state], role=role.value, state=state)
+        complete = sum(key[0] is role and ready[key] >= size for key, size in sizes.items())
+        total = sum(key[0] is role for key in sizes)
+        metrics.set("disagg_groups", complete, role=role.value, state="complete")
+        metrics.set("disagg_groups", total - complete, role=role.value, state="incomplete")

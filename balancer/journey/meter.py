@@ -1,0 +1,66 @@
+"""What is measured of a request on its way: first token, gaps between tokens, whole duration.
+
+A token that came twice is no progress; several that came at once share the time they took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from balancer.journey.state import Journey
+from runtime.metrics import Metrics
+
+
+def _one_tier(_num_tokens: int) -> str:
+    return "all"
+
+
+class Meter:
+    """Measures journeys; belongs to one event loop.
+
+    Args:
+        tier_of: Name of the length class of a prompt of so many tokens.
+    """
+
+    def __init__(self, metrics: Metrics, tier_of: Callable[[int], str] = _one_tier) -> None:
+        self._metrics = metrics
+        self._tier_of = tier_of
+
+    def tokens(self, journey: Journey, num_new: int, now: float) -> None:
+        """New tokens go out; `now` is the clock that the request's arrival is told in."""
+        if num_new < 1:
+            return
+        self._metrics.count("disagg_generated_tokens_total", num_new)
+        if journey.last_token_at is None:
+            if not journey.request.last_seq:
+                self._observe("time_to_first_token", journey, now - journey.request.arrived_at)
+        else:
+            gap_s = now - journey.last_token_at
+            journey.max_gap_s = max(journey.max_gap_s, gap_s)
+            self._metrics.observe("disagg_inter_token_latency_seconds", gap_s / num_new)
+        journey.last_token_at = now
+
+    def phase(self, phase: str, seconds: float) -> None:
+        """A part of a request is over."""
+        self._metrics.observe("disagg_phase_duration_seconds", max(0.0, seconds), phase=phase)
+
+    def ended(self, journey: Journey, *, total_s: float, error_type: str = "") -> None:
+        """The request is over, well or not."""
+        self._observe("request_duration", journey, total_s, error_type)
+        num_tokens = journey.transcript.seq
+        if error_type or journey.handover is not None or num_tokens < 2:
+            return
+        first_s = journey.timing.first_token_us / 1e6
+        pace_s = max(0.0, total_s - first_s) / (num_tokens - 1)
+        self._observe("time_per_output_token", journey, pace_s)
+        self._metrics.observe("disagg_max_token_gap_seconds", journey.max_gap_s)
+
+    def _observe(self, what: str, journey: Journey, value: float, error_type: str = "") -> None:
+        request = journey.request
+        self._metrics.observe(
+            f"gen_ai_server_{what}_seconds",
+            value,
+            gen_ai_operation_name="chat" if request.is_chat else "text_completion",
+            tier=self._tier_of(len(request.token_ids)),
+            error_type=error_type,
+        )

@@ -1,0 +1,46 @@
+"""Gaps between tokens, first token, whole duration."""
+
+from __future__ import annotations
+
+import pytest
+
+from balancer.journey.meter import Meter
+from runtime.metrics import Metrics
+from tests.unit.balancer.journey.test_endings import journey
+
+
+def test_tokens_that_come_together_share_their_gap() -> None:
+    metrics, made = Metrics(), journey()
+    meter = Meter(metrics, lambda num_tokens: f"tier{num_tokens}")
+    arrived_at = made.request.arrived_at
+    meter.tokens(made, 1, arrived_at + 2.0)
+    meter.tokens(made, 4, arrived_at + 4.0)
+    meter.tokens(made, 0, arrived_at + 9.0)  # nothing new
+    first = "gen_ai_server_time_to_first_token_seconds"
+    assert metrics.value(first, tier="tier3", gen_ai_operation_name="text_completion") == 1
+    snapshot = metrics.snapshot()
+    sums = {name.split("{")[0]: value for name, value in snapshot.items() if "_sum" in name}
+    assert sums[f"{first}_sum"] == pytest.approx(2.0)
+    assert sums["disagg_inter_token_latency_seconds_sum"] == pytest.approx(0.5)
+    assert made.max_gap_s == 2.0
+    assert metrics.value("disagg_generated_tokens_total") == 5
+
+
+def test_an_end_tells_its_pace_unless_it_failed() -> None:
+    metrics, made = Metrics(), journey()
+    meter = Meter(metrics)
+    made.transcript.take(1, 3, [20, 21, 22], (), None)
+    made.timing.first_token_us = 1_000_000
+    meter.ended(made, total_s=2.0)
+    meter.ended(made, total_s=2.0, error_type="PEER_GONE")
+    assert metrics.value("gen_ai_server_request_duration_seconds", error_type="PEER_GONE") == 1
+    pace = "gen_ai_server_time_per_output_token_seconds"
+    assert metrics.value(pace) == 1
+    sums = [value for name, value in metrics.snapshot().items() if name.startswith(f"{pace}_sum")]
+    assert sums == [pytest.approx(0.5)]
+
+
+def test_a_phase_is_never_negative() -> None:
+    metrics = Metrics()
+    Meter(metrics).phase("admit", -0.1)
+    assert metrics.value("disagg_phase_duration_seconds", phase="admit") == 1

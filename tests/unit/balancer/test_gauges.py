@@ -1,0 +1,48 @@
+"""Members, groups and queues as gauges."""
+
+from __future__ import annotations
+
+from balancer.admission import Admission
+from balancer.gauges import publish_members, publish_sizes
+from balancer.membership import ExclusionCause, MemberView, Role
+from runtime.metrics import Metrics
+from tests.fakes.memberships import member
+
+
+def test_sizes_are_told_by_class() -> None:
+    metrics, admission = Metrics(), Admission(max_running=1, max_waiting=4, num_classes=2)
+    admission.offer("a", priority=0, now=0.0, length_class=1)
+    admission.offer("b", priority=0, now=0.0, length_class=0)
+    publish_sizes(metrics, ("short", "long"), admission.statistics())
+    assert metrics.value("disagg_requests_running", tier="long") == 1
+    assert metrics.value("disagg_requests_running", tier="short") == 0
+    assert metrics.value("disagg_requests_waiting", tier="short") == 1
+
+
+def test_a_group_is_complete_when_all_its_members_are_ready() -> None:
+    metrics = Metrics()
+
+    def view(name: str, group: str, exclusion: ExclusionCause | None) -> MemberView:
+        made = member(name, role=Role.DECODE, group_id=group, group_size=2)
+        return MemberView(
+            member=made,
+            age_s=0.0,
+            outstanding_requests=0,
+            outstanding_tokens=0,
+            exclusion=exclusion,
+        )
+
+    views = [
+        view("a0", "a", None),
+        view("a1", "a", None),
+        view("b0", "b", None),
+        view("b1", "b", ExclusionCause.STALE),
+        view("c0", "c", ExclusionCause.BUSY),
+    ]
+    publish_members(metrics, views)
+    assert metrics.value("disagg_members", role="decode", state="ready") == 3
+    assert metrics.value("disagg_members", role="decode", state="stale") == 1
+    assert metrics.value("disagg_members", role="decode", state="not_ready") == 1
+    assert metrics.value("disagg_groups", role="decode", state="complete") == 1
+    assert metrics.value("disagg_groups", role="decode", state="incomplete") == 2
+    assert metrics.value("disagg_members", role="prefill") == 0
