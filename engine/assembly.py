@@ -30,7 +30,7 @@ from engine.parallel.layout import ExpertSlots
 from engine.parallel.plans.follower import Follower
 from engine.parallel.plans.leader import LeadingRunner
 from engine.parallel.ports import Ports
-from engine.plan import Runner, StepKind
+from engine.plan import AgreedStep, Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +145,8 @@ def assemble(
         directory, layout, kernels, ports, batch_invariant=settings.batch_invariant
     )
 
-    def on_step(kind: StepKind) -> int | None:
-        ports.progress.step_kind = kind.value
+    def on_step(agreed: AgreedStep) -> int | None:
+        ports.progress.begin_step(agreed.step, agreed.kind.value, agreed.vote)
         if rebalancer is None:
             return None
         rebalancer.before_step()
@@ -172,20 +172,19 @@ def _follower(
     kernels: Kernels,
     ports: Ports,
     runner: Runner,
-    on_step: Callable[[StepKind], int | None],
+    on_step: Callable[[AgreedStep], int | None],
 ) -> BuiltFollower:
     assert ports.plans is not None
 
-    def on_step_told(kind: StepKind) -> None:
+    def on_step_told(agreed: AgreedStep) -> None:
         # The leader's vote opens its step; here nobody votes.
         ports.ledger.begin_step()
-        on_step(kind)
+        on_step(agreed)
 
     return BuiltFollower(
         follower=Follower(
             runner,
             ports.plans,
-            progress=ports.progress,
             on_step=on_step_told,
             on_failure=ports.abort,
         ),
@@ -203,16 +202,16 @@ def _leader(
     kernels: Kernels,
     ports: Ports,
     runner: Runner,
-    on_step: Callable[[StepKind], int | None],
+    on_step: Callable[[AgreedStep], int | None],
     group: str,
 ) -> BuiltEngine:
     config = layout.config
     leading = LeadingRunner(runner, ports.plans) if ports.plans is not None else None
 
-    def on_step_led(kind: StepKind) -> int | None:
+    def on_step_led(agreed: AgreedStep) -> int | None:
         if leading is not None:
-            leading.begin_step(kind)
-        return on_step(kind)
+            leading.begin_step(agreed)
+        return on_step(agreed)
 
     engine = LLMEngine(
         settings=settings,
@@ -225,6 +224,7 @@ def _leader(
         runner=leading or runner,
         vote=ports.vote,
         on_step=on_step_led,
+        gathers_rows=ports.groups.gathers_rows,
         on_failure=ports.abort,
         group=group,
     )

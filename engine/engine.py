@@ -21,9 +21,16 @@ from collections.abc import Callable
 
 from engine.agreement import require_equal_settings
 from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits
-from engine.parallel.lockstep import Decision, EngineKind, LockstepState, VotePort, VoteVector
+from engine.parallel.lockstep import (
+    Decision,
+    EngineKind,
+    LockstepState,
+    VotePort,
+    VoteVector,
+    announced_rows,
+)
 from engine.parallel.votes import LocalVote
-from engine.plan import Runner, StepKind, StepPlan, placeholder_plan
+from engine.plan import AgreedStep, Runner, StepKind, StepPlan, placeholder_plan
 from engine.request import (
     ChunkDone,
     DuplicateRequest,
@@ -70,8 +77,10 @@ class LLMEngine:
         cache: pages and slots the runner really has.
         runner: executes plans.
         vote: how the ranks of the group agree; None is a group of one.
-        on_step: told the kind of each step before it runs; returns the steps since experts moved,
-            or None when they never do.
+        on_step: told of each agreed step before it runs; returns the steps since experts moved, or
+            None when they never do.
+        gathers_rows: collectives of a step take the rows of each rank (path A): votes are gathered,
+            not reduced, and plans carry what every rank announced.
         on_failure: called when this rank is lost, so that its peers stop waiting for it at once.
         group: name of the lockstep group, for messages.
     """
@@ -84,7 +93,8 @@ class LLMEngine:
         cache: CacheSize,
         runner: Runner,
         vote: VotePort | None = None,
-        on_step: Callable[[StepKind], int | None] | None = None,
+        on_step: Callable[[AgreedStep], int | None] | None = None,
+        gathers_rows: bool = False,
         on_failure: Callable[[], None] | None = None,
         group: str = "local",
     ) -> None:
@@ -96,6 +106,7 @@ class LLMEngine:
         self._in_flight: StepInFlight | None = None
         self._vote: VotePort = vote or LocalVote()
         self._on_step = on_step
+        self._gathers_rows = gathers_rows
         self._on_failure = on_failure
         self._group = group
         self._last_decision: Decision | None = None
@@ -227,7 +238,12 @@ class LLMEngine:
                 prefill_rows=demand.num_prefill_rows if demand.wants_prefill else 0,
                 epoch=self._epoch,
             )
-            reduced = self._vote.reduce_max(vote.to_array())
+            vectors = None
+            if self._gathers_rows:
+                vectors = self._vote.gather(vote.to_array())
+                reduced = vectors.max(axis=0)
+            else:
+                reduced = self._vote.reduce_max(vote.to_array())
             decision = self._lockstep.decide(reduced)
             self._last_vector, self._last_decision = tuple(reduced.tolist()), decision
             if decision.agreed_epoch == STOP_EPOCH:
@@ -236,8 +252,12 @@ class LLMEngine:
                 self.is_stop_agreed = True
             elif decision.step_kind is StepKind.NONE:
                 self._settle(events)
-            else:
+            elif vectors is None:
                 self._run_step(decision.step_kind, events)
+            else:
+                kind = decision.step_kind
+                max_rows = vote.prefill_rows if kind is StepKind.PREFILL else vote.decode_rows
+                self._run_step(kind, events, announced_rows(vectors, kind), max_rows)
         except BaseException as error:
             self._failure = error
             self._launcher.close()
@@ -296,20 +316,33 @@ class LLMEngine:
         if live != len(self._sequences):
             raise AssertionError(f"{live} sequences are queued, {len(self._sequences)} are live")
 
-    def _run_step(self, kind: StepKind, events: list[EngineEvent]) -> None:
-        """Schedules an agreed step, ends the one in flight, and starts the new one."""
+    def _run_step(
+        self,
+        kind: StepKind,
+        events: list[EngineEvent],
+        group_rows: tuple[int, ...] = (),
+        max_rows: int | None = None,
+    ) -> None:
+        """Schedules an agreed step, ends the one in flight, and starts the new one.
+
+        Args:
+            kind: agreed.
+            events: what happens is added.
+            group_rows, max_rows: what all ranks announced, and this one, where it matters.
+        """
         schedule = Schedule()
         local_error: Exception | None = None
         try:
-            schedule = self._scheduler.schedule(kind)
+            schedule = self._scheduler.schedule(kind, max_rows=max_rows)
         except Exception as error:
             local_error = error
         self._settle(events)
         self._step += 1
         if self._on_step is not None:
-            self._steps_since_move = self._on_step(kind)
+            agreed = AgreedStep(kind=kind, step=self._step, vote=self._last_vector)
+            self._steps_since_move = self._on_step(agreed)
         rows: list[Row] = []
-        plan = placeholder_plan(kind, self._step)
+        plan = placeholder = placeholder_plan(kind, self._step, group_rows)
         try:
             rows = self._prepare(schedule, events)
             if rows:
@@ -318,11 +351,12 @@ class LLMEngine:
                     step=self._step,
                     sequences=self._scheduler.steps_of(rows),
                     is_placeholder=False,
+                    group_rows=group_rows,
                 )
         except Exception as error:
             local_error = local_error or error
         if local_error is not None:
-            self._launcher.run(placeholder_plan(kind, self._step), ())
+            self._launcher.run(placeholder, ())
             raise local_error
         is_late = self._may_be_late(plan, rows)
         self._in_flight = (self._launcher.launch if is_late else self._launcher.run)(plan, rows)

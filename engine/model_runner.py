@@ -12,7 +12,7 @@ from engine.input_batch import InputBuilder
 from engine.kv_pool import KvPool
 from engine.model.decoder import Decoder
 from engine.model.rotary import RotaryTables
-from engine.parallel.rows.modes import AgreedRows, Path
+from engine.parallel.rows.modes import AgreedRows
 from engine.plan import StepKind, StepPlan, StepResult
 
 
@@ -49,18 +49,11 @@ class ModelRunner:
             return StepResult(logits=self._model(inputs, self._pool, agreed))
 
     def _agree(self, plan: StepPlan) -> AgreedRows | None:
-        """Rows of all attention groups, where rows of all meet on every rank; else None.
-
-        The step vote cannot know them: a row may still be dropped when its state is moved in.
-        """
-        groups = self._model.groups
-        if groups.path is not Path.A:
+        """Rows of all attention groups, where rows of all meet on every rank; else None."""
+        if not self._model.groups.gathers_rows:
             return None
-        extends = plan.kind is StepKind.PREFILL and plan.num_tokens > 0
-        own = torch.tensor([[plan.num_tokens, int(extends)]])
-        found = groups.domain.all_gather(own)[:: groups.attn_tp.size]
-        counts, extending = found.unbind(1)
-        return AgreedRows(counts=tuple(counts.tolist()), has_extend=bool(extending.any()))
+        extends = plan.kind is StepKind.PREFILL and any(plan.group_rows)
+        return AgreedRows(counts=plan.group_rows, has_extend=extends)
 
     def export_image(
         self, block_table: Sequence[int], state_slot: int, num_tokens: int, *, blocks: bool = True

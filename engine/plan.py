@@ -73,6 +73,21 @@ class SequenceStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedStep:
+    """A step as all ranks of its lockstep group know it before it begins.
+
+    Args:
+        kind: PREFILL or DECODE.
+        step: its number, counted from 1 on all ranks alike; votes that ran nothing do not count.
+        vote: the reduced vector it follows from.
+    """
+
+    kind: StepKind
+    step: int
+    vote: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One forward step of one rank.
 
@@ -81,12 +96,15 @@ class StepPlan:
         step: number of the step in its lockstep group, equal on all ranks.
         sequences: the rows, in an order the results keep.
         is_placeholder: True when there are no sequences and the step only serves the peers.
+        group_rows: rows each attention group of the domain announced in the vote, at least as many
+            as it brings; empty where no collective's size depends on them.
     """
 
     kind: StepKind
     step: int
     sequences: tuple[SequenceStep, ...]
     is_placeholder: bool
+    group_rows: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -99,9 +117,9 @@ class StepPlan:
         return sum(1 for sequence in self.sequences if sequence.sample)
 
 
-def placeholder_plan(kind: StepKind, step: int) -> StepPlan:
+def placeholder_plan(kind: StepKind, step: int, group_rows: tuple[int, ...] = ()) -> StepPlan:
     """Returns the plan of a rank that has nothing to do in a step its peers run."""
-    return StepPlan(kind=kind, step=step, sequences=(), is_placeholder=True)
+    return StepPlan(kind=kind, step=step, sequences=(), is_placeholder=True, group_rows=group_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,9 @@ class Demand:
         is_unfinished: some sequence is not paused and has more to compute than the step in flight.
         wants_prefill: a prefill row could run now: slot, pages and budget are there.
         has_decode_rows: a decode row could run now.
-        num_decode_rows: rows of a decode step at most.
-        num_prefill_rows: rows of a prefill step at most.
+        num_decode_rows: rows of a decode step; fewer only if a page is missing, a state cannot be
+            moved in, or a sequence ends with the step in flight. Never more, see `schedule`.
+        num_prefill_rows: likewise, of a prefill step.
     """
 
     is_unfinished: bool
@@ -204,46 +205,30 @@ class Scheduler:
     def demand(self) -> Demand:
         """Returns what this rank wants of the next step."""
         role = self._settings.role
-        budget = self._settings.max_num_batched_tokens
-        num_prefill = num_decode = 0
-        for sequence in self._running:
-            if sequence.is_paused or sequence.is_ending:
-                continue
-            if self._is_row_of(StepKind.PREFILL, sequence):
-                num_prefill += sequence.num_missing
-            else:
-                num_decode += sequence.num_missing
-        head = self._head()
-        if head is not None and self._can_admit(head):
-            if self._is_row_of(StepKind.PREFILL, head):
-                num_prefill += head.num_missing
-            else:
-                num_decode += head.num_missing
+        num_prefill = 0 if role is EngineRole.DECODE else self._num_rows(StepKind.PREFILL)
+        num_decode = 0 if role is EngineRole.PREFILL else self._num_rows(StepKind.DECODE)
         return Demand(
             is_unfinished=any(
                 not (sequence.is_paused or sequence.is_ending) for sequence in self._live()
             ),
-            wants_prefill=role is not EngineRole.DECODE and num_prefill > 0,
-            has_decode_rows=role is not EngineRole.PREFILL and num_decode > 0,
-            num_decode_rows=min(num_decode, budget),
-            num_prefill_rows=min(num_prefill, budget),
+            wants_prefill=num_prefill > 0,
+            has_decode_rows=num_decode > 0,
+            num_decode_rows=num_decode,
+            num_prefill_rows=num_prefill,
         )
 
-    def schedule(self, kind: StepKind) -> Schedule:
-        """Fills a step of the agreed kind; may come out empty."""
+    def schedule(self, kind: StepKind, *, max_rows: int | None = None) -> Schedule:
+        """Fills a step of the agreed kind; may come out empty.
+
+        Args:
+            kind: agreed by all ranks.
+            max_rows: what this rank announced in the vote, where peers made room for no more. Rows
+                of running sequences keep to it anyway; a preemption may make room for an admission
+                that was not announced, which then waits for the next step.
+        """
         schedule = Schedule()
-        budget = self._settings.max_num_batched_tokens
-        candidates = [
-            (sequence, sequence.num_missing)
-            for sequence in self._running
-            if not (sequence.is_paused or sequence.is_ending) and self._is_row_of(kind, sequence)
-        ]
-        # Sequences that only need their newest token come first in the budget, so that those
-        # catching up never hold back a decoding neighbour.
         cp = self._cp_of(kind)
-        num_single = sum(1 for _, num_missing in candidates if num_missing == 1)
-        num_single = min(num_single, budget // charge(1, cp))
-        spare = budget - num_single * charge(1, cp)
+        candidates, num_single, spare = self._candidates(kind)
         for sequence, num_missing in candidates:
             if not self.blocks.has_owner(sequence.request_id):
                 continue  # preempted for an older one a moment ago
@@ -257,6 +242,8 @@ class Scheduler:
             if num_missing > 1:
                 spare -= charge(num_tokens, cp)
             schedule.rows.append(Row(sequence, num_tokens))
+        if max_rows is not None:
+            spare = min(spare, max_rows - sum(row.num_tokens for row in schedule.rows))
         self._admit(kind, spare, schedule)
         return schedule
 
@@ -336,6 +323,69 @@ class Scheduler:
             return sequence.is_prefilling is (kind is StepKind.PREFILL)
         return (kind is StepKind.PREFILL) is (role is EngineRole.PREFILL)
 
+    def _candidates(self, kind: StepKind) -> tuple[list[tuple[Sequence, int]], int, int]:
+        """Running sequences with rows of a kind, and the budget of tokens.
+
+        Sequences that only need their newest token come first in the budget, so that those
+        catching up never hold back a decoding neighbour.
+
+        Returns:
+            Sequences with what they miss, how many of them get their newest token, and what is left
+            of the budget for the others.
+        """
+        candidates = [
+            (sequence, sequence.num_missing)
+            for sequence in self._running
+            if not (sequence.is_paused or sequence.is_ending) and self._is_row_of(kind, sequence)
+        ]
+        budget, single = self._settings.max_num_batched_tokens, charge(1, self._cp_of(kind))
+        num_single = sum(1 for _, num_missing in candidates if num_missing == 1)
+        num_single = min(num_single, budget // single)
+        return candidates, num_single, budget - num_single * single
+
+    def _num_rows(self, kind: StepKind) -> int:
+        """Rows `schedule` gives if nothing has to be preempted; with that it gives no more."""
+        cp = self._cp_of(kind)
+        candidates, num_rows, spare = self._candidates(kind)
+        for sequence, num_missing in candidates:
+            if num_missing > 1:
+                num_tokens = self._chunk_tokens(sequence, spare, cp)
+                num_rows += num_tokens
+                spare -= charge(num_tokens, cp)
+        if spare >= chunk_multiple(cp):
+            for head in self._admissible(kind):
+                num_tokens = self._chunk_tokens(head, spare, cp)
+                num_rows += num_tokens
+                spare -= charge(num_tokens, cp)
+                if spare < chunk_multiple(cp):
+                    break
+        return num_rows
+
+    def _admissible(self, kind: StepKind) -> Iterator[Sequence]:
+        """Who can be admitted to a step of a kind, one after the other.
+
+        There is a slot and room for each, counting what paused sequences would give up.
+        """
+        paused = [other for other in self._running if other.is_paused]
+        num_active = len(self._running) - len(paused) + len(self._reservations)
+        free = self.blocks.num_free_pages + sum(
+            self.blocks.num_pages_of(other.request_id) for other in paused
+        )
+        kept = self._pages_kept()
+        for head in self._waiting:
+            if head.is_paused or head.is_ending:
+                continue
+            need = self._cache.pages_for(head.num_tokens)
+            growth = 1 if need < head.max_pages else 0
+            if (
+                not self._is_row_of(kind, head)
+                or num_active >= self._settings.max_num_seqs
+                or need + growth + kept > free
+            ):
+                return
+            yield head
+            num_active, free, kept = num_active + 1, free - need, kept + growth
+
     def _pages_kept(self) -> int:
         """Pages that are free but spoken for: reservations, and growth of what runs."""
         reserved = sum(reservation.num_pages for reservation in self._reservations.values())
@@ -345,30 +395,6 @@ class Scheduler:
             if not sequence.is_paused
             and self.blocks.num_pages_of(sequence.request_id) < sequence.max_pages
         )
-
-    def _head(self) -> Sequence | None:
-        """Who is admitted next."""
-        return next(
-            (
-                sequence
-                for sequence in self._waiting
-                if not (sequence.is_paused or sequence.is_ending)
-            ),
-            None,
-        )
-
-    def _can_admit(self, sequence: Sequence) -> bool:
-        """Says whether there is a slot and room, counting what paused sequences would give up."""
-        paused = [other for other in self._running if other.is_paused]
-        num_active = len(self._running) - len(paused)
-        if num_active + len(self._reservations) >= self._settings.max_num_seqs:
-            return False
-        need = self._cache.pages_for(sequence.num_tokens)
-        own_growth = 1 if need < sequence.max_pages else 0
-        free = self.blocks.num_free_pages + sum(
-            self.blocks.num_pages_of(other.request_id) for other in paused
-        )
-        return need + own_growth + self._pages_kept() <= free
 
     def _cp_of(self, kind: StepKind) -> int:
         """Ranks that share the rows of a step: those of decode steps are computed on all."""
@@ -417,10 +443,8 @@ class Scheduler:
     def _admit(self, kind: StepKind, budget: int, schedule: Schedule) -> None:
         cp = self._cp_of(kind)
         while budget >= chunk_multiple(cp):
-            head = self._head()
-            if head is None or not self._is_row_of(kind, head) or not self._can_admit(head):
-                return
-            if not self._make_way(head, schedule):
+            head = next(self._admissible(kind), None)
+            if head is None or not self._make_way(head, schedule):
                 return
             self._waiting.remove(head)
             insort(self._running, head, key=_arrival)

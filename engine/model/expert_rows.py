@@ -24,9 +24,11 @@ class ExpertRows:
     Args:
         num_tokens: rows of this rank's attention group, without padding.
         own: the same as a row set.
+        brought: on path A, the rows the group announced, of which `num_tokens` are there; the
+            others are holes. Elsewhere the same as `own`.
         token_ids: [rows] int64 of the rows this rank routes, padded with 0 at the tail: its own,
             its chunk of them, or those of all groups.
-        is_real: [rows] bool, where padding stands between gathered rows; None if nowhere.
+        is_real: [rows] bool, where padding or holes stand between gathered rows; None if nowhere.
         inner: the ranks that hold the same rows, over which they are cut before they are
             dispatched; None where rows are dispatched as they stand here, or not at all.
         agreed, combine: of path A.
@@ -34,6 +36,7 @@ class ExpertRows:
 
     num_tokens: int
     own: RowSet
+    brought: RowSet
     token_ids: Tensor
     is_real: Tensor | None = None
     inner: RowGroup | None = None
@@ -59,12 +62,12 @@ def expert_rows(
         token_ids: [rows] int64 of this rank's rows, padding at the tail.
         num_tokens: how many of them are tokens.
         groups: of this rank.
-        agreed: rows of all attention groups; path A cannot do without.
+        agreed: rows all attention groups announced; path A cannot do without.
         row_multiple: row counts are multiples of it.
         is_cut: each context rank has its own rows of the step.
 
     Raises:
-        ValueError: path A without agreed rows, or with others than this rank has.
+        ValueError: path A without agreed rows, or with fewer than this rank has.
     """
     if groups.path is Path.A:
         return _of_all_groups(token_ids[:num_tokens], groups, agreed, row_multiple)
@@ -79,15 +82,19 @@ def expert_rows(
             values=token_ids[:num_tokens], rows=own, states={inner.name: ValueState.REP}
         )
         token_ids = pad_rows(cut(ids, inner).values, row_multiple)
-    return ExpertRows(num_tokens=num_tokens, own=own, token_ids=token_ids, inner=inner)
+    return ExpertRows(num_tokens=num_tokens, own=own, brought=own, token_ids=token_ids, inner=inner)
 
 
 def pad_rows(rows: Tensor, multiple: int) -> Tensor:
     """Appends zero rows up to a multiple: [T, ...] to [rows, ...]."""
-    missing = -len(rows) % multiple
-    if not missing:
+    return extended(rows, len(rows) + -len(rows) % multiple)
+
+
+def extended(rows: Tensor, num_rows: int) -> Tensor:
+    """Appends zero rows up to a number: [T, ...] to [num_rows, ...]."""
+    if len(rows) == num_rows:
         return rows
-    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))])
+    return torch.cat([rows, rows.new_zeros((num_rows - len(rows), *rows.shape[1:]))])
 
 
 def _of_all_groups(
@@ -99,22 +106,27 @@ def _of_all_groups(
         raise ValueError(
             f"path A gathers the rows of {num_groups} attention groups: give their agreed counts"
         )
-    if len(agreed.counts) != num_groups or agreed.counts[part] != len(token_ids):
+    if len(agreed.counts) != num_groups or agreed.counts[part] < len(token_ids):
         raise ValueError(
             f"agreed counts {list(agreed.counts)} do not fit {num_groups} attention groups of "
-            f"which number {part} has {len(token_ids)} rows: agree on rows after they are planned"
+            f"which number {part} has {len(token_ids)} rows: announce rows in the step vote"
         )
-    own = RowSet.own(agreed.counts, part)
-    ids = TaggedRows(values=token_ids, rows=own, states={attn_tp.name: ValueState.REP})
-    gathered = gather_replicated(ids, attn_tp, domain, agreed.padding)
-    is_real = None
-    if gathered.rows.slots != gathered.rows.counts:
-        is_real = pad_rows(torch.tensor(gathered.rows.is_real), row_multiple)
+    brought = RowSet.own(agreed.counts, part)
+    # Ids travel as one more than they are, so that what is zero is no token: padding, and rows that
+    # were announced but fell away when their state was moved in.
+    ids = TaggedRows(
+        values=extended(token_ids + 1, brought.num_rows),
+        rows=brought,
+        states={attn_tp.name: ValueState.REP},
+    )
+    found = gather_replicated(ids, attn_tp, domain, agreed.padding).values
+    is_real = found > 0
     return ExpertRows(
         num_tokens=len(token_ids),
-        own=own,
-        token_ids=pad_rows(gathered.values, row_multiple),
-        is_real=is_real,
+        own=RowSet.own((len(token_ids),), 0),
+        brought=brought,
+        token_ids=pad_rows((found - 1).clamp_min(0), row_multiple),
+        is_real=None if bool(is_real.all()) else pad_rows(is_real, row_multiple),
         agreed=agreed,
         combine=choose_combine(agreed.padding, attn_tp=attn_tp.size),
     )

@@ -9,7 +9,7 @@ import torch
 
 from disagg_kernels import Kernels
 from engine.model.config import LayerConfig, ModelConfig
-from engine.model.expert_rows import ExpertRows, pad_rows
+from engine.model.expert_rows import ExpertRows, extended, pad_rows
 from engine.model.experts import ExpertPlacement, ExpertShare, RoutedExperts
 from engine.model.router import Router, load_gate
 from engine.model.weights import Weights
@@ -100,12 +100,12 @@ class MixtureOfExperts:
         if groups.path is Path.DIRECT and step.inner is None:
             return self._dispatched(x, step.token_ids, step.num_tokens)
         own = TaggedRows(
-            values=x[: step.num_tokens],
-            rows=step.own,
+            values=extended(x[: step.num_tokens], step.brought.num_rows),
+            rows=step.brought,
             states={group.name: ValueState.REP for group in (groups.attn_tp, groups.cp)},
         )
         result = finished(self._along_path(own, step), groups.attn_tp, groups.domain)
-        return torch.cat([result, x.new_zeros(len(x) - len(result), x.shape[1])])
+        return extended(result[: step.num_tokens], len(x))
 
     def serve(self, step: ExpertRows) -> None:
         """Takes part without rows of its own: a placeholder's part."""

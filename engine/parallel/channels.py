@@ -77,6 +77,12 @@ class GlooChannel:
         options.timeout = timedelta(seconds=self._timeout_s)
         self._run(kind, lambda: self._process_group.allreduce([tensor], options))
 
+    def all_gather(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+        """The tensors of all members, stacked; they have equal shapes."""
+        parts = [torch.empty_like(tensor) for _ in range(self.num_ranks)]
+        self._run(kind, lambda: self._process_group.allgather(parts, tensor))
+        return torch.stack(parts)
+
     def all_to_all(
         self,
         received: torch.Tensor,

@@ -47,8 +47,8 @@ class VoteVector:
     Args:
         unfinished: it holds work of any kind (f0); without any, the group goes idle.
         wants_prefill: a prefill is admissible now: KV, slot and budget were checked (f1, f2).
-        decode_rows: rows it would decode (f3 and f5).
-        prefill_rows: rows it would prefill (f6).
+        decode_rows: most rows it would decode (f3 and f5).
+        prefill_rows: most rows it would prefill (f6).
         needs_eager: it cannot replay a captured graph (f4).
         epoch: the control epoch it asks for (f7, f8), such as a pause, a swap or the end.
     """
@@ -77,6 +77,12 @@ class VoteVector:
             ),
             dtype=np.int64,
         )
+
+
+def announced_rows(vectors: IntArray, kind: StepKind) -> tuple[int, ...]:
+    """Rows each rank announced for a step of a kind, given the vectors of all ranks."""
+    field = 6 if kind is StepKind.PREFILL else 5
+    return tuple(vectors[:, field].tolist())
 
 
 class VotePoint(enum.Enum):
@@ -241,7 +247,8 @@ class LockstepState:
 class VotePort(Protocol):
     """How the ranks of a lockstep group reduce their vectors, and how they sleep.
 
-    The step loop's thread calls `reduce_max` once per step on every rank, also when idle, and
+    The step loop's thread calls `reduce_max`, or `gather`, once per step on every rank, also when
+    idle, and
     `wait_for_work` once after each idle (or nothing-can-run) decision, even if it knows of work:
     that is how its peers learn that it goes on. It looks for work between the wait and the vote.
     `ring` is called from any thread, after new work has become visible to the step loop; twice is
@@ -250,6 +257,16 @@ class VotePort(Protocol):
 
     def reduce_max(self, vector: IntArray) -> IntArray:
         """MAX over the group of [9] int64 vectors; a collective. The result is the caller's.
+
+        Raises:
+            GroupError: a rank is late or lost.
+        """
+        ...
+
+    def gather(self, vector: IntArray) -> IntArray:
+        """The vectors of all ranks, [ranks, 9] int64 in their order; instead of `reduce_max`.
+
+        For layouts whose collectives take the rows of each rank; all ranks call the same one.
 
         Raises:
             GroupError: a rank is late or lost.

@@ -91,6 +91,11 @@ class RankGroups:
             raise ValueError(f"path plain wants cp 1 and a domain of attn_tp ranks, not {widths}")
 
     @property
+    def gathers_rows(self) -> bool:
+        """Whether rows of all attention groups meet on every rank, so that all must be counted."""
+        return self.path is Path.A
+
+    @property
     def moe_tp(self) -> int:
         """Ranks that share the inner width of one expert."""
         return self.domain.size // self.moe_ep

@@ -58,14 +58,18 @@ class Progress:
     """What a rank was doing, for the messages of its collectives. Written by the step loop.
 
     Args:
-        step: number of votes so far, which is the step number of the group.
-        step_kind: kind of the step in progress, as text.
-        last_vector: the last reduced vote.
+        step: number of the last agreed step; votes that ran nothing do not count.
+        step_kind: kind of that step, as text.
+        last_vector: the last reduced vote; on followers that of the step, as their leader told.
     """
 
     step: int = 0
     step_kind: str = "none"
     last_vector: tuple[int, ...] = ()
+
+    def begin_step(self, step: int, step_kind: str, vector: tuple[int, ...]) -> None:
+        """Notes the agreed step that begins."""
+        self.step, self.step_kind, self.last_vector = step, step_kind, vector
 
     def describe(self) -> str:
         """Step number, kind and last agreed vector in one phrase."""

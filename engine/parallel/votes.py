@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.parallel.channels import GlooChannel
@@ -32,8 +33,12 @@ class LocalVote:
 
     def reduce_max(self, vector: IntArray) -> IntArray:
         """The vector itself, copied."""
-        self._progress.step += 1
+        self._progress.last_vector = tuple(vector.tolist())
         return vector.copy()
+
+    def gather(self, vector: IntArray) -> IntArray:
+        """The vector of the only rank."""
+        return self.reduce_max(vector)[np.newaxis]
 
     def wait_for_work(self, timeout_s: float) -> None:
         """Sleeps until `ring` or the time-out."""
@@ -151,15 +156,25 @@ class SharedMemoryVote:
 
     def reduce_max(self, vector: IntArray) -> IntArray:
         """Publishes this rank's vector, waits for the others, returns the MAX of each field."""
+        reduced: IntArray = self._exchanged(vector).max(axis=0)
+        self._progress.last_vector = tuple(reduced.tolist())
+        return reduced
+
+    def gather(self, vector: IntArray) -> IntArray:
+        """Publishes this rank's vector, waits for the others, returns all of them."""
+        vectors: IntArray = self._exchanged(vector).copy()
+        self._progress.last_vector = tuple(vectors.max(axis=0).tolist())
+        return vectors
+
+    def _exchanged(self, vector: IntArray) -> IntArray:
+        """The vectors of all ranks, in memory that the vote after the next one writes again."""
         self._doorbell.begin_round()
         parity = (self._exchange.number + 1) & 1
         self._own[parity][:] = vector
         self._exchange.publish()
         self._exchange.wait("vote")
-        reduced: IntArray = self._tables[parity].max(axis=0)
-        self._progress.step = self._exchange.number
-        self._progress.last_vector = tuple(reduced.tolist())
-        return reduced
+        table: IntArray = self._tables[parity]
+        return table
 
     def wait_for_work(self, timeout_s: float) -> None:
         """See `Doorbell.wait`."""
@@ -171,7 +186,7 @@ class SharedMemoryVote:
 
 
 class GlooVote:
-    """The vote as one all-reduce; the doorbell stays in the segment of the host."""
+    """The vote as one all-reduce, or all-gather; the doorbell stays in the segment of the host."""
 
     def __init__(self, channel: GlooChannel, doorbell: Doorbell, progress: Progress) -> None:
         """Takes a channel that carries nothing but votes."""
@@ -184,9 +199,15 @@ class GlooVote:
         self._doorbell.begin_round()
         result = vector.copy()
         self._channel.all_reduce_max(torch.from_numpy(result), "vote")
-        self._progress.step += 1
         self._progress.last_vector = tuple(result.tolist())
         return result
+
+    def gather(self, vector: IntArray) -> IntArray:
+        """All-gather; every rank gets the vectors of all."""
+        self._doorbell.begin_round()
+        gathered: IntArray = self._channel.all_gather(torch.from_numpy(vector), "vote").numpy()
+        self._progress.last_vector = tuple(gathered.max(axis=0).tolist())
+        return gathered
 
     def wait_for_work(self, timeout_s: float) -> None:
         """See `Doorbell.wait`."""

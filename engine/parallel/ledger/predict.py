@@ -131,7 +131,7 @@ class Line:
 def predict_step(layout: Layout, model: StepModel, shape: StepShape) -> tuple[Line, ...]:
     """Lines of one step, in the order of a layer; operations that do not happen have no line."""
     lines = [
-        *_agreement(layout),
+        *_agreement(layout, shape),
         *_fetches(layout, model, shape),
         *_context(layout, model, shape),
         *_attention(layout, model, shape),
@@ -170,12 +170,12 @@ def num_device_collectives(lines: tuple[Line, ...], *, with_kernels: bool = Fals
     return sum(line.count for line in lines if line.medium in media and line.is_per_layer)
 
 
-def _agreement(layout: Layout) -> Iterator[Line]:
+def _agreement(layout: Layout, shape: StepShape) -> Iterator[Line]:
     if layout.replica_size > 1:
-        # Nine fields of 8 bytes.
+        # Nine fields of 8 bytes. Path A takes the rows of each group out of them.
         yield Line(
             channel="vote",
-            operation="all_reduce",
+            operation="all_gather" if shape.path is Path.A else "all_reduce",
             count=1,
             num_bytes=72,
             medium=Medium.HOST,
@@ -293,14 +293,6 @@ def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line
         combine = [("domain", "reduce_scatter", one_way)]
         if width > 1:
             combine.append(("attention", "all_gather", inner))
-    # Rows of each rank and whether they prefill, so that all ranks choose alike.
-    yield Line(
-        channel="domain",
-        operation="count_gather",
-        count=1,
-        num_bytes=ring_bytes(domain, 16 * domain),
-        is_per_layer=False,
-    )
     yield Line(
         channel="domain",
         operation="id_gather",

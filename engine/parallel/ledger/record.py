@@ -158,6 +158,13 @@ class RecordingVote:
         self._ledger.record("vote", "all_reduce", vector.nbytes)
         return reduced
 
+    def gather(self, vector: IntArray) -> IntArray:
+        """See `VotePort.gather`."""
+        vectors = self._inner.gather(vector)
+        self._ledger.begin_step()
+        self._ledger.record("vote", "all_gather", vector.nbytes)
+        return vectors
+
     def wait_for_work(self, timeout_s: float) -> None:
         """See `VotePort.wait_for_work`."""
         self._inner.wait_for_work(timeout_s)

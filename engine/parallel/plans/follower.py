@@ -13,8 +13,7 @@ from engine.parallel.plans.messages import (
     decode,
 )
 from engine.parallel.plans.queue import PlanQueue
-from engine.parallel.shared_memory import Progress
-from engine.plan import Runner, StepKind
+from engine.plan import AgreedStep, Runner
 
 
 class Follower:
@@ -23,7 +22,6 @@ class Follower:
     Args:
         runner: of this rank.
         queue: this rank's end of the leader's queue.
-        progress: for the messages of its collectives.
         on_step: what is done before a step, as on the leader.
         on_failure: called when this rank is lost, so that nobody waits for it.
     """
@@ -33,14 +31,12 @@ class Follower:
         runner: Runner,
         queue: PlanQueue,
         *,
-        progress: Progress,
-        on_step: Callable[[StepKind], None],
+        on_step: Callable[[AgreedStep], None],
         on_failure: Callable[[], None],
     ) -> None:
         """Waits for nothing yet."""
         self._runner = runner
         self._queue = queue
-        self._progress = progress
         self._on_step = on_step
         self._on_failure = on_failure
 
@@ -61,11 +57,10 @@ class Follower:
     def _repeat(self, call: Call) -> bool:
         """Repeats a call; False when there are no more."""
         if isinstance(call, RunStep):
-            self._progress.step = call.plan.step
             # The logits are the leader's to sample from.
             self._runner.run(call.plan)
         elif isinstance(call, BeginStep):
-            self._on_step(call.kind)
+            self._on_step(call.agreed)
         elif isinstance(call, ImportImage):
             self._runner.import_image(call.image, call.block_table, call.state_slot)
         elif isinstance(call, ResetSlot):

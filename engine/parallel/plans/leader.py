@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from engine.handoff import SequenceImage
 from engine.parallel.plans.messages import BeginStep, ImportImage, ResetSlot, RunStep, Stop, encode
 from engine.parallel.plans.queue import PlanQueue
-from engine.plan import Runner, StepKind, StepPlan, StepResult
+from engine.plan import AgreedStep, Runner, StepPlan, StepResult
 
 
 class LeadingRunner:
@@ -33,13 +33,13 @@ class LeadingRunner:
         self._runner = runner
         self._queue = queue
 
-    def begin_step(self, kind: StepKind) -> None:
+    def begin_step(self, agreed: AgreedStep) -> None:
         """Tells the followers that an agreed step begins.
 
         Raises:
             GroupError: a follower does not keep up, or the world is lost; so do all sends.
         """
-        self._queue.put(encode(BeginStep(kind)))
+        self._queue.put(encode(BeginStep(agreed)))
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `Runner.run`."""

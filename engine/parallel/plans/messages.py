@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.handoff import SequenceImage
-from engine.plan import SequenceStep, StepKind, StepPlan
+from engine.plan import AgreedStep, SequenceStep, StepKind, StepPlan
 
 Buffer = bytes | bytearray | memoryview
 
@@ -21,7 +21,7 @@ Buffer = bytes | bytearray | memoryview
 class BeginStep:
     """An agreed step begins; see `on_step` of `LLMEngine`."""
 
-    kind: StepKind
+    agreed: AgreedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,14 @@ _NO_REPLAY: Final = -1
 def encode(call: Call) -> list[Buffer]:
     """A call as parts of a message, large payloads uncopied."""
     if isinstance(call, BeginStep):
-        return [b"B", bytes((_KINDS.index(call.kind),))]
+        agreed = call.agreed
+        return [b"B", _numbers((_KINDS.index(agreed.kind), agreed.step, *agreed.vote))]
     if isinstance(call, RunStep):
         plan = call.plan
         parts: list[Buffer] = [
             b"R",
             _PLAN.pack(_KINDS.index(plan.kind), plan.step, plan.is_placeholder),
+            _numbers(plan.group_rows),
             _COUNT.pack(len(plan.sequences)),
         ]
         for step in plan.sequences:
@@ -143,12 +145,22 @@ class _Reader:
 
 def _run_step(reader: _Reader) -> RunStep:
     kind, step, is_placeholder = reader.unpack(_PLAN)
+    group_rows = reader.numbers()
     sequences = tuple(_sequence(reader) for _ in range(reader.count()))
     return RunStep(
         StepPlan(
-            kind=_KINDS[kind], step=step, sequences=sequences, is_placeholder=bool(is_placeholder)
+            kind=_KINDS[kind],
+            step=step,
+            sequences=sequences,
+            is_placeholder=bool(is_placeholder),
+            group_rows=group_rows,
         )
     )
+
+
+def _begin_step(reader: _Reader) -> BeginStep:
+    kind, step, *vote = reader.numbers()
+    return BeginStep(AgreedStep(kind=_KINDS[kind], step=step, vote=tuple(vote)))
 
 
 def _sequence(reader: _Reader) -> SequenceStep:
@@ -180,7 +192,7 @@ def _import_image(reader: _Reader) -> ImportImage:
 
 
 _DECODERS: Final[dict[bytes, Callable[[_Reader], Call]]] = {
-    b"B": lambda reader: BeginStep(_KINDS[reader.take(1)[0]]),
+    b"B": _begin_step,
     b"R": _run_step,
     b"I": _import_image,
     b"Z": lambda reader: ResetSlot(reader.count()),

@@ -88,7 +88,8 @@ class AgreedRows:
     """What all ranks of a domain know of a step's rows before it starts: from the step vote.
 
     Args:
-        counts: rows of each attention group, in order of the groups; 0 for a placeholder.
+        counts: rows each attention group announced, in order of the groups; 0 for a placeholder.
+            A row that falls away after the vote travels as a hole.
         has_extend: whether any of them prefills.
     """
 

@@ -64,7 +64,7 @@ def vote_for_ever(context, options):
 def vote_late(context, options):
     """Rank 1 never votes: its peers time out and name it."""
     ports = open_ports(context, **SIZES)
-    ports.progress.step_kind = "decode"
+    ports.progress.begin_step(1, "decode", ())
     ports.vote.reduce_max(VoteVector(unfinished=True, decode_rows=3).to_array())
     announce(context, options)
     if context.rank == 1:

@@ -366,7 +366,7 @@ def test_a_local_planning_error_still_runs_the_collectives(monkeypatch: pytest.M
     engine, runner = make_engine()
     engine.add(request("a"))
 
-    def broken(kind: StepKind) -> None:
+    def broken(kind: StepKind, *, max_rows: int | None = None) -> None:
         raise ArithmeticError("a bug of ours")
 
     monkeypatch.setattr(engine._scheduler, "schedule", broken)

@@ -47,8 +47,11 @@ class ThreadVote:
         self._meeting = meeting
 
     def reduce_max(self, vector: IntArray) -> IntArray:
+        return np.max(self.gather(vector), axis=0)  # type: ignore[no-any-return]
+
+    def gather(self, vector: IntArray) -> IntArray:
         vectors = self._meeting.exchange(self._rank, vector)
-        return np.max(np.stack(vectors), axis=0)  # type: ignore[arg-type]
+        return np.stack(vectors)  # type: ignore[arg-type]
 
     def wait_for_work(self, timeout_s: float) -> None:
         """The next vote is the meeting point."""
@@ -155,6 +158,41 @@ def test_ranks_with_different_loads_stay_in_step(role: EngineRole, late: bool) -
         EngineRole.DECODE: {StepKind.DECODE},
     }
     assert kinds == wanted[role]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("pages", [60, 9])
+def test_one_gathered_vote_tells_the_rows_of_every_rank(late: bool, pages: int) -> None:
+    """Announced rows are equal on all ranks, and no rank brings more, also when memory is short."""
+    group = Group(EngineRole.NORMAL, 3, num_pages=pages, late_scheduling=late)
+    for engine in group.engines:
+        engine._gathers_rows = True
+    asked: dict[int, list[EngineRequest]] = {0: [], 1: []}
+
+    def arrive(rank: int, number: int) -> EngineRequest | None:
+        if rank == 2 or number % (2 + rank):
+            return None
+        one = request(f"r{number}", 3 + number // 2, rank + number, max_tokens=4 + number % 9)
+        asked[rank].append(one)
+        return one
+
+    group.run(arrive)
+    group.check(asked)
+    steps = list(zip(*(runner.plans for runner in group.runners), strict=True))
+    brought = announced = 0
+    for plans in steps:
+        (rows,) = {plan.group_rows for plan in plans}
+        assert len(rows) == 3
+        assert rows[2] == 0
+        for plan, most in zip(plans, rows, strict=True):
+            assert plan.num_tokens <= most
+            brought, announced = brought + plan.num_tokens, announced + most
+    # Holes are the exception: steps in which somebody was preempted, or ended while they ran.
+    preemptions = sum(engine.statistics().preemptions for engine in group.engines)
+    assert (preemptions > 0) is (pages == 9)
+    if pages == 60 and not late:
+        assert brought == announced
+    assert brought > 0.8 * announced
 
 
 def test_an_idle_group_runs_no_step_and_leaves_together() -> None:

@@ -242,7 +242,7 @@ def test_a_demand_is_kept_by_the_step_it_brings() -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    lengths=st.lists(st.integers(1, 22), min_size=1, max_size=8),
     images=st.integers(0, 20),
     pages=st.sampled_from([8, 11, 200]),
     budget=st.integers(4, 24),

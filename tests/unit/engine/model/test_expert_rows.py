@@ -12,15 +12,18 @@ DOMAIN = {"attn_tp": [[0, 1], [2, 3]], "domain": [[0, 1, 2, 3]]}
 IDS = [[11, 12, 13], [21]]
 
 
-def gathered(counts: tuple[int, ...], *, has_extend: bool) -> list[object]:
-    """Path A on two attention groups of two ranks."""
+def gathered(
+    counts: tuple[int, ...], *, has_extend: bool, there: tuple[int, ...] | None = None
+) -> list[object]:
+    """Path A on two attention groups of two ranks, with the rows announced or only some of them."""
 
     def work(rank, attn_tp, domain):
         part = rank // 2
-        own = torch.tensor(IDS[part][: counts[part]] + [0] * 4, dtype=torch.int64)
+        count = (there or counts)[part]
+        own = torch.tensor(IDS[part][:count] + [0] * 4, dtype=torch.int64)
         return expert_rows(
             own,
-            counts[part],
+            count,
             RankGroups(attn_tp=attn_tp, domain=domain, path=Path.A),
             AgreedRows(counts=counts, has_extend=has_extend),
             row_multiple=8,
@@ -74,6 +77,19 @@ def test_ids_are_gathered_in_equal_parts() -> None:
         assert step.combine is Combine.REDUCE_SCATTER
 
 
+@pytest.mark.parametrize("has_extend", [True, False])
+def test_rows_that_fell_away_after_the_vote_travel_as_holes(has_extend) -> None:
+    ids, real = [11, 0, 0, 21, 0, 0, 0, 0], [True, False, False, True] + [False] * 4
+    if not has_extend:
+        # In parts as long as the longest, which is even: two slices of two ranks.
+        ids, real = [11, 0, 0, 0, 21, 0, 0, 0], [True] + [False] * 3 + [True] + [False] * 3
+    for rank, step in enumerate(gathered((3, 1), has_extend=has_extend, there=(1, 1))):
+        assert step.token_ids.tolist() == ids
+        assert step.is_real.tolist() == real
+        assert step.num_tokens == step.own.num_rows == 1
+        assert step.brought.num_rows == (3, 1)[rank // 2]
+
+
 def test_nobody_has_rows() -> None:
     for step in gathered((0, 0), has_extend=False):
         assert step.num_tokens == len(step.token_ids) == 0
@@ -83,7 +99,7 @@ def test_nobody_has_rows() -> None:
     ("agreed", "message"),
     [
         (None, "path A gathers the rows of 1 attention groups: give their agreed counts"),
-        ((3,), "number 0 has 2 rows"),
+        ((1,), "number 0 has 2 rows: announce rows in the step vote"),
         ((2, 2), "do not fit 1 attention groups"),
     ],
 )

@@ -44,7 +44,8 @@ def test_one_rank_gets_its_own_vector_and_may_keep_it():
     assert reduced.tolist() == vector.tolist()
     vector[:] = 0
     assert reduced[0] == 1
-    assert progress.step == 1
+    assert progress.last_vector == (1, 0, 1, 1, 0, 2, 0, 0, 0)
+    assert vote.gather(reduced).tolist() == [reduced.tolist()]
 
 
 def test_one_rank_hears_a_ring_from_before_and_only_once():
@@ -79,8 +80,32 @@ def test_every_rank_gets_the_maximum_of_each_field(descriptor):
     expected = vectors.max(axis=1).tolist()
     assert results == [expected] * num_ranks
     for _, progress, _ in votes:
-        assert progress.step == rounds
+        # A vote is no step: the engine says which steps there are.
+        assert progress.step == 0
         assert list(progress.last_vector) == expected[-1]
+
+
+def test_every_rank_gets_the_vectors_of_all_and_may_keep_them(descriptor):
+    num_ranks, rounds = 3, 6
+    vectors = np.random.default_rng(5).integers(-9, 9, (rounds, num_ranks, 9))
+    votes = [open_vote(descriptor, rank, num_ranks) for rank in range(num_ranks)]
+    results = [[] for _ in range(num_ranks)]
+
+    def rank_main(rank):
+        vote, _, _ = votes[rank]
+        for number in range(rounds):
+            results[rank].append(vote.gather(vectors[number, rank]))
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+
+    for found in results:
+        np.testing.assert_array_equal(np.stack(found), vectors)
+    for _, progress, _ in votes:
+        assert list(progress.last_vector) == vectors[-1].max(axis=0).tolist()
 
 
 class Meeting:

@@ -75,7 +75,11 @@ def test_ledger_vector(name):
     found = num_device_collectives(lines, with_kernels=counts_kernels)
     assert found == expected["device_collectives"]
     named = by_name(lines)
-    assert named["vote", "all_reduce"].count == 1
+    # One liveness collective: path A takes the rows of each group out of the same vector.
+    [vote] = [line for line in lines if line.channel == "vote"]
+    assert vote.operation == ("all_gather" if shape.get("path") is Path.A else "all_reduce")
+    assert (vote.count, vote.medium, vote.num_bytes) == (1, Medium.HOST, 72)
+    assert [line for line in lines if line.medium is Medium.HOST] == [vote]
     if "engram_fetches" in inputs:
         assert named["table", "fetch"].count == inputs["engram_fetches"]
     if "id gather" in VECTORS[name]["note"]:
@@ -173,8 +177,7 @@ def test_float_rows_are_twice_as_wide_wherever_ranks_share_them():
         )
         for key in packed:
             if key[0] in {"sequence", "attention", "domain"} and "id_" not in key[1]:
-                wide = {"source_gather", "count_gather"}
-                factor = 1 if key[1] in wide else 2
+                factor = 1 if key[1] == "source_gather" else 2
                 assert plain[key].num_bytes == factor * packed[key].num_bytes, key
 
 
@@ -186,8 +189,9 @@ def test_what_transports_are_asked_for():
     assert found["experts", "dispatch"] == 40
     shape = StepShape(tokens=60, path=Path.A, padding=MAX, combine=REDUCE)
     found = as_recorded(predict_step(SPLIT, V41, shape), SPLIT, shape)
-    # Rows of each layer, ids, and the counts of all groups.
-    assert found["domain", "all_gather"] == 40 + 1 + 1
+    # Rows of each layer, and ids.
+    assert found["domain", "all_gather"] == 40 + 1
+    assert found["vote", "all_gather"] == 1
     assert found["attention", "reduce_scatter"] == 40 + 1
     shape = StepShape(tokens=60, path=Path.A, padding=SUM, combine=REDUCE)
     found = as_recorded(predict_step(SPLIT, V41, shape), SPLIT, shape)

@@ -65,6 +65,14 @@ def test_calls_of_the_ports_are_noted():
     ]
 
 
+def test_a_gathered_vote_opens_a_step_too():
+    ledger = Ledger()
+    vote = RecordingVote(LocalVote(), ledger)
+    assert vote.gather(np.arange(9)).tolist() == [list(range(9))]
+    assert ledger.totals().num_steps == 1
+    assert ledger.open_step() == (Entry(channel="vote", operation="all_gather", num_bytes=72),)
+
+
 def test_row_collectives_are_noted_with_the_bytes_of_a_ring():
     sizes = [3, 0, 1]
 

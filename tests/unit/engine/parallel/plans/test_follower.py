@@ -12,11 +12,11 @@ from engine.parallel.plans.messages import (
     Stop,
     encode,
 )
-from engine.parallel.shared_memory import Progress
-from engine.plan import StepKind, placeholder_plan
+from engine.plan import AgreedStep, StepKind, placeholder_plan
 
 IMAGE = SequenceImage(num_tokens=3, blocks=(), partial=b"p", state=b"s")
 PLAN = placeholder_plan(StepKind.PREFILL, 9)
+AGREED = AgreedStep(kind=StepKind.PREFILL, step=9, vote=(1, 1, 0))
 
 
 class Queue:
@@ -44,29 +44,27 @@ class Runner:
 
 
 def made(calls):
-    """A follower of these calls, its runner, its progress and the list of its failures."""
-    runner, progress, failures = Runner(), Progress(), []
+    """A follower of these calls, its runner, and the list of its failures."""
+    runner, failures = Runner(), []
     follower = Follower(
         runner,
         Queue(calls),
-        progress=progress,
         on_step=runner.calls.append,
         on_failure=lambda: failures.append("lost"),
     )
-    return follower, runner, progress, failures
+    return follower, runner, failures
 
 
 def test_calls_are_repeated_until_the_leader_stops():
-    calls = [BeginStep(StepKind.PREFILL), ResetSlot(2), ImportImage(IMAGE, (4,), 3), RunStep(PLAN)]
-    follower, runner, progress, failures = made([*calls, Stop(), ResetSlot(1)])
+    calls = [BeginStep(AGREED), ResetSlot(2), ImportImage(IMAGE, (4,), 3), RunStep(PLAN)]
+    follower, runner, failures = made([*calls, Stop(), ResetSlot(1)])
     follower.follow()
-    assert runner.calls == [StepKind.PREFILL, 2, (IMAGE, (4,), 3), PLAN]
-    assert progress.step == 9
+    assert runner.calls == [AGREED, 2, (IMAGE, (4,), 3), PLAN]
     assert failures == []
 
 
 def test_a_follower_that_cannot_repeat_gives_the_world_up():
-    follower, *_, failures = made([RunStep(placeholder_plan(StepKind.DECODE, 101)), Stop()])
+    follower, _, failures = made([RunStep(placeholder_plan(StepKind.DECODE, 101)), Stop()])
     with pytest.raises(RuntimeError, match="out of memory"):
         follower.follow()
     assert failures == ["lost"]

@@ -13,7 +13,7 @@ from engine.parallel.plans.messages import (
     Stop,
     decode,
 )
-from engine.plan import StepKind, StepResult, placeholder_plan
+from engine.plan import AgreedStep, StepKind, StepResult, placeholder_plan
 
 IMAGE = SequenceImage(num_tokens=3, blocks=(), partial=b"p", state=b"s")
 
@@ -53,11 +53,12 @@ class Log:
 def test_a_step_is_sent_before_it_runs():
     log = Log()
     leader = LeadingRunner(log, log)
-    leader.begin_step(StepKind.DECODE)
+    agreed = AgreedStep(kind=StepKind.DECODE, step=4, vote=(1, 0, 1))
+    leader.begin_step(agreed)
     plan = placeholder_plan(StepKind.DECODE, 4)
     assert leader.run(plan).logits.shape == (0, 8)
     leader.stop()
-    assert log.entries == [BeginStep(StepKind.DECODE), RunStep(plan), "run", Stop()]
+    assert log.entries == [BeginStep(agreed), RunStep(plan), "run", Stop()]
 
 
 def test_memory_is_sent_once_the_leader_has_taken_it():

@@ -14,7 +14,7 @@ from engine.parallel.plans.messages import (
     decode,
     encode,
 )
-from engine.plan import SequenceStep, StepKind, StepPlan, placeholder_plan
+from engine.plan import AgreedStep, SequenceStep, StepKind, StepPlan, placeholder_plan
 
 STEPS = (
     SequenceStep(
@@ -24,6 +24,8 @@ STEPS = (
         block_table=(3, 9),
         state_slot=2,
         sample=True,
+        stored_tokens=64,
+        window_start=5,
     ),
     SequenceStep(
         request_id="", token_ids=(1,), start=0, block_table=(1,), state_slot=1, sample=False
@@ -33,10 +35,11 @@ IMAGE = SequenceImage(
     num_tokens=70, blocks=(b"block one", bytearray(b"block two")), partial=b"", state=b"\0\1"
 )
 CALLS = [
-    BeginStep(StepKind.DECODE),
+    BeginStep(AgreedStep(kind=StepKind.DECODE, step=1 << 40, vote=(1, 0, -7))),
     RunStep(StepPlan(kind=StepKind.PREFILL, step=12, sequences=STEPS, is_placeholder=False)),
-    RunStep(placeholder_plan(StepKind.DECODE, 1 << 40)),
+    RunStep(placeholder_plan(StepKind.DECODE, 1 << 40, (3, 0, 96))),
     ImportImage(IMAGE, (4, 5), 3),
+    ImportImage(dataclasses.replace(IMAGE, state=b"", replay_from=9), (4, 5), 3),
     ResetSlot(6),
     Stop(),
 ]
@@ -54,6 +57,7 @@ def test_plans_have_no_field_that_a_message_leaves_out():
         "step",
         "sequences",
         "is_placeholder",
+        "group_rows",
     }
     assert {field.name for field in dataclasses.fields(SequenceStep)} == {
         "request_id",
@@ -62,12 +66,15 @@ def test_plans_have_no_field_that_a_message_leaves_out():
         "block_table",
         "state_slot",
         "sample",
+        "stored_tokens",
+        "window_start",
     }
     assert {field.name for field in dataclasses.fields(SequenceImage)} == {
         "num_tokens",
         "blocks",
         "partial",
         "state",
+        "replay_from",
     }
 
 
