@@ -16,8 +16,9 @@ from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import configure_logging
 from runtime.serve import ListenError, StopSignals
-from runtime.settings import load_process
+from runtime.settings import SettingsError, load_process
 from runtime.startup import exits
+from runtime.tracing.exporting import TracingUnavailable
 from runtime.watched import SecretError
 
 _PROG = "python -m balancer"
@@ -27,6 +28,8 @@ _STARTUP_ERRORS: dict[type[Exception], ExitCode] = {
     RecordingError: ExitCode.CONFIGURATION,
     StoreUrlError: ExitCode.CONFIGURATION,
     SecretError: ExitCode.CONFIGURATION,
+    SettingsError: ExitCode.CONFIGURATION,
+    TracingUnavailable: ExitCode.DEPENDENCY,
 }
 
 

@@ -50,6 +50,7 @@ from runtime.serve import BALANCER_OPTIONS, Host
 
 _log = get_logger(__name__)
 
+from runtime.telemetry import NO_TRACER, Tracer
 
 class SharedStore(Handoffs, PrefixStore, Protocol):
     """What a balancer asks of the shared store."""
@@ -142,13 +143,15 @@ def assemble(
     metrics = metrics or Metrics()
     members, router = _router(settings, record)
     tiers = Tiers(settings.routing.boundaries, settings.routing.round_s)
+    tracer: Tracer = NO_TRACER,
     errors = ErrorMap()
     errors.register(TextError, text_error)
-    host = _host(settings, clock, metrics, errors, security)
+    host = _host(settings, clock, metrics, errors, security, tracer)
     admission = Admission(
         max_running=settings.admission.max_running,
         max_waiting=settings.admission.max_waiting,
         max_waiting_per_class=settings.admission.max_waiting_per_class,
+        tracer: Of this process.
         num_classes=len(tiers.names),
         weights=settings.admission.tenant_weights,
         quantum_tokens=settings.admission.quantum_tokens,
@@ -275,6 +278,7 @@ def _host(
         for_users=frozenset({*SERVICES, ROUTING_SERVICE, ENGINE_SERVICE}) - {MEMBERSHIP},
     )
 
+    tracer: Tracer,
 
 def _limits(limits: LimitSettings) -> Limits:
     return Limits(
@@ -287,3 +291,4 @@ def _limits(limits: LimitSettings) -> Limits:
         decode_retries=limits.decode_retries,
         suspect_s=limits.suspect_s,
     )
+        tracer=tracer,

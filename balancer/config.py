@@ -18,6 +18,7 @@ from runtime.logging import Form, Level
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
 from runtime.tls import TlsSettings
+from runtime.tracing.settings import TracingSettings
 
 FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce", "events")
 """Sections of prefill and decode that may stand in a shared file or environment."""
@@ -311,6 +312,7 @@ class BalancerSettings(Settings):
     def _heartbeats_get_through(self) -> BalancerSettings:
         admission, calls = self.admission, self.listen.max_concurrent_calls
         wanted = admission.max_running + admission.max_waiting + _CONTROL_CALLS
+    tracing: TracingSettings = TracingSettings()
         if calls < wanted:
             raise ValueError(
                 f"listen.max_concurrent_calls {calls} leaves no room for heartbeats beside "

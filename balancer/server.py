@@ -197,7 +197,10 @@ class AdminFace(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.GetServerInfoResponse:
         """See `AdminService.GetServerInfo`."""
         return admin_pb2.GetServerInfoResponse(
-            role="balancer", version=self._version, statistics=self._statistics()
+            role="balancer",
+            version=self._version,
+            statistics=self._statistics(),
+            trace_endpoint=self._host.tracer.endpoint,
         )
 
 
@@ -275,6 +278,7 @@ def _member(message: membership_pb2.Member) -> Member:
         max_model_len=message.max_model_len,
         block_tokens=message.block_tokens,
         window_replay_tokens=message.window_replay_tokens,
+        metrics_address=message.metrics_address,
         ready=message.ready,
         draining=message.draining,
         sequence=message.sequence,
@@ -296,6 +300,7 @@ def _member_message(view: MemberView) -> membership_pb2.Member:
         max_model_len=member.max_model_len,
         block_tokens=member.block_tokens,
         window_replay_tokens=member.window_replay_tokens,
+        metrics_address=member.metrics_address,
         ready=member.ready and view.exclusion is None,
         draining=member.draining,
         sequence=member.sequence,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
@@ -25,6 +26,8 @@ from runtime.member import run_member
 from runtime.metrics import Metrics
 from runtime.security import open_security
 from runtime.serve import StopSignals
+from runtime.telemetry import Tracer
+from runtime.tracing.exporting import tracing
 
 _log = get_logger(__name__)
 
@@ -51,7 +54,27 @@ async def serve(
         ListenError: The address cannot be listened on.
         RecordingError: The recording that is asked for cannot be made.
         SecretError: A certificate or a file of keys cannot be used.
+        TracingUnavailable, SettingsError: Spans cannot be sent where they should go.
     """
+    async with tracing(
+        settings.tracing,
+        role="balancer",
+        version=version,
+        instance=f"balancer-{uuid.uuid4().hex[:8]}",
+        clock=clock,
+    ) as tracer:
+        await _serve(settings, clock, stop, store, version, tracer, ready_to)
+
+
+async def _serve(
+    settings: BalancerSettings,
+    clock: Clock,
+    stop: StopSignals,
+    store: SharedStore,
+    version: str,
+    tracer: Tracer,
+    ready_to: TextIO,
+) -> None:
     metrics = Metrics()
     security = open_security(settings.tls, settings.auth, role="balancer", metrics=metrics)
     peers = GrpcPeers(security)
@@ -67,6 +90,7 @@ async def serve(
                     cleanups=cleanups,
                     metrics=metrics,
                     security=security,
+                    tracer=tracer,
                     record=record,
                 )
                 register(balancer, version)

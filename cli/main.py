@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cli import certs, config, demo, doctor, explain, generate, kv, up, verify
+from cli import certs, config, demo, doctor, explain, generate, kv, trace, up, verify
 from cli.errors import CommandError
 from cli.local.signals import interruptible
 from cli.planning import ledger, plan, simulate, topology
@@ -23,6 +23,7 @@ _COMMANDS = (
     demo,
     generate,
     explain,
+    trace,
     verify,
     topology,
     ledger,

@@ -43,10 +43,12 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             processes = [dataclasses.asdict(row) for row in rows]
             http = {"http": f"http://{system.http_address}"} if system.http_address else {}
+            traces = {"traces": system.trace_address} if system.trace_address else {}
             show_json(
                 {
                     "address": system.address,
                     **http,
+                    **traces,
                     "store": system.store_url,
                     "logs": str(system.directory),
                     "processes": processes,
@@ -62,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
             show('ask it    disagg generate "ROMEO:" --stream')
             if system.http_address:
                 show(f"OpenAI    http://{system.http_address}/v1")
+            if system.trace_address:
+                show("traces    disagg trace REQUEST_ID")
             show(f"logs      {system.directory}")
             show("stop      Ctrl-C")
         try:

@@ -30,6 +30,7 @@ from runtime.metrics import Metrics
 from runtime.offload import offload
 from runtime.security import NO_SECURITY, Security
 from runtime.serve import DrainSettings, Host, ListenSettings, StopSignals
+from runtime.telemetry import NO_TRACER, Tracer
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -98,6 +99,7 @@ class RankPlan:
         ping: Asks it for a sign of life; blocking.
         on_tick: Called with each examination, about twice a second; housekeeping.
         security: Of the process.
+        tracer: Of the process.
     """
 
     role: str
@@ -117,6 +119,7 @@ class RankPlan:
     announce: Callable[[Host, StopSignals, AsyncExitStack], Sequence[Announcing]]
     on_tick: Callable[[], Awaitable[object]] = _nothing
     security: Security = NO_SECURITY
+    tracer: Tracer = NO_TRACER
 
 
 async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
@@ -144,6 +147,7 @@ async def run_rank(plan: RankPlan, *, stop: StopSignals | None = None) -> None:
             drain=plan.drain,
             errors=plan.errors,
             security=plan.security,
+            tracer=plan.tracer,
         )
         plan.equip(host)
         host.bind()

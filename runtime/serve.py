@@ -171,9 +171,12 @@ class Host:
         self._services = tuple(services)
         self.health = Health(services, role=role, metrics=metrics)
         self.address = ""
+        self.role = role
+        self.metrics = metrics
         self.health_address = ""
         self.is_closing = False
         self.security = security
+        self.tracer = tracer
         self._health_server: grpc.aio.Server | None = None
         self.server = grpc.aio.server(
             options=list(options),

@@ -39,6 +39,7 @@ def equipment(role: Role[S], parts: Parts[S], service: Service) -> Callable[[Hos
             begin_drain=host.begin_drain,
             end_drain=host.end_drain,
             running=lambda: host.running,
+            trace_endpoint=host.tracer.endpoint,
             statistics=lambda: (
                 parts.metrics.snapshot()
                 | gauges("path", service.statistics())
@@ -58,6 +59,7 @@ def announcer(
     built: BuiltEngine,
     member_id: str,
     number: int,
+    metrics_address: str = "",
 ) -> Callable[[Host, StopSignals, AsyncExitStack], Sequence[Announcing]]:
     """Returns what makes the heartbeats of a started host, one for each balancer there is.
 
@@ -65,6 +67,7 @@ def announcer(
         role, context, parts, built: What the rank is and is made of.
         member_id: Its name in the cluster.
         number: Of its engine in the group.
+        metrics_address: Of its page of metrics; empty without one.
     """
     settings, engine, layout = parts.settings, parts.engine, parts.layout
 
@@ -81,6 +84,7 @@ def announcer(
                 model=settings.model.name or settings.model.path.resolve().name,
                 max_model_len=built.engine.context_tokens,
                 block_tokens=layout.block_tokens,
+                metrics_address=metrics_address,
                 window_replay_tokens=layout.window_replay_tokens,
             ),
             load=engine.statistics,

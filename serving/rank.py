@@ -13,7 +13,7 @@ import asyncio
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import AsyncExitStack, closing
 from typing import TypeVar
 
 from disagg.admin import SERVICE as ADMIN_SERVICE
@@ -28,16 +28,23 @@ from engine.parallel.layout import RunLayout, data_parallel, parse_layout
 from engine.parallel.worker import RankContext, run_group
 from kvstore.config import KvStoreConfig
 from kvstore.errors import KvStoreError
+from kvstore.measures import StoreMeasures
 from kvstore.store import KvStore, open_store
+from runtime.build import tell_build
 from runtime.clock import Clock, SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import configure_logging, get_logger
 from runtime.metrics import Metrics
-from runtime.rank import LEAVE_S, RankPlan, new_member_id, run_rank
+from runtime.metrics.page import PageError, serving_page
+from runtime.rank import LEAVE_S, RankPlan, installed_version, new_member_id, run_rank
 from runtime.security import open_security
 from runtime.serve import ListenError, check_addresses
+from runtime.settings import SettingsError as BadProcessSettings
 from runtime.settings import load_process
 from runtime.startup import exits
+from runtime.telemetry import current_trace_id
+from runtime.tracing.exporting import TracingUnavailable, plan_of, tracing
+from serving.gauges import step_observer, watch_engine
 from serving.member import announcer, equipment
 from serving.role import Parts, Role
 from serving.settings import EngineProcessSettings
@@ -49,7 +56,10 @@ STARTUP_ERRORS: Mapping[type[Exception], ExitCode] = {
     ValueError: ExitCode.CONFIGURATION,
     FileNotFoundError: ExitCode.CONFIGURATION,
     ListenError: ExitCode.CONFIGURATION,
+    PageError: ExitCode.CONFIGURATION,
     KvStoreError: ExitCode.DEPENDENCY,
+    BadProcessSettings: ExitCode.CONFIGURATION,
+    TracingUnavailable: ExitCode.DEPENDENCY,
 }
 
 S = TypeVar("S", bound=EngineProcessSettings)
@@ -72,6 +82,7 @@ def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
     Raises:
         Exception: Of the classes of `STARTUP_ERRORS`.
     """
+    plan_of(settings.tracing)
     group, run = settings.group, run_layout(settings)
     if group.layout and "ranks" in group.model_fields_set and group.ranks != run.layout.world_size:
         raise SettingsError(
@@ -186,10 +197,18 @@ def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine | Bu
 
 
 async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltEngine) -> None:
-    clock, metrics, layout = SystemClock(), Metrics(), built.layout
+    clock, layout = SystemClock(), built.layout
     number = context.rank // built.ports.run.engine_size
+    metrics = Metrics(
+        role=role.name,
+        model=settings.model.name or settings.model.path.resolve().name,
+        rank=number,
+        per_rank=settings.metrics.per_rank,
+        with_aliases=settings.metrics.vllm_aliases,
+        trace_id=current_trace_id,
+    )
     member_id = new_member_id(role.name, context.group_name, number)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         threads = {
             name: stack.enter_context(ThreadPoolExecutor(size, name))
             for name, size in role.threads(settings).items()
@@ -199,7 +218,16 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
         store = stack.enter_context(
             closing(_open_store(settings, layout, member_id, number, clock))
         )
-        engine = AsyncEngine(built.engine, clock=clock.now)
+        store.observe(StoreMeasures(metrics))
+        engine = AsyncEngine(
+            built.engine, clock=clock.now, on_step=step_observer(metrics, role.kind)
+        )
+        watch_engine(metrics, engine, role.kind, block_tokens=layout.block_tokens)
+        version = installed_version("disagg")
+        tell_build(
+            metrics, role=role.name, version=version, fingerprint=store.fingerprint.hex()
+        )
+        page = stack.enter_context(serving_page(metrics, settings.metrics, number))
         parts = Parts(
             settings=settings,
             engine=engine,
@@ -210,6 +238,17 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
             threads=threads,
         )
         service = role.open(parts)
+        tracer = await stack.enter_async_context(
+            tracing(
+                settings.tracing,
+                role=role.name,
+                version=version,
+                instance=member_id,
+                clock=clock,
+                dp_rank=str(number),
+                group=context.group_name,
+            )
+        )
         await run_rank(
             RankPlan(
                 role=role.name,
@@ -226,8 +265,9 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
                 dependency="store",
                 ping=store.ping,
                 equip=equipment(role, parts, service),
-                announce=announcer(role, context, parts, built, member_id, number),
+                announce=announcer(role, context, parts, built, member_id, number, page),
                 on_tick=service.on_tick,
+                tracer=tracer,
                 security=open_security(settings.tls, role=role.name, metrics=metrics, rank=number),
             )
         )

@@ -5,9 +5,11 @@ from typing import Literal
 
 from runtime.bundled import default_model
 from runtime.logging import Form, Level
+from runtime.metrics.page import MetricsSettings
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
 from runtime.tls import TlsSettings
+from runtime.tracing.settings import TracingSettings
 
 
 class ModelSettings(Settings):
@@ -104,3 +106,5 @@ class EngineProcessSettings(Settings):
     drain: DrainSettings = DrainSettings()
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
+    metrics: MetricsSettings = MetricsSettings()

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _LOOK_AGAIN_S = 0.05
 _STOP_BALANCER_S = 10.0
 _STOP_MEMBERS_S = 15.0
+_STOP_COLLECTOR_S = 5.0
 _BALANCER_START_S = 60.0
+_EXPORT_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class System:
         self.directory = directory
         self.address = ""
         self.http_address = ""
+        self.trace_address = ""
         self.store_url = topology.store_url or ""
         self.children: list[Child] = []
         self._start_timeout_s = start_timeout_s
@@ -77,9 +80,12 @@ class System:
             self._start_store(cleanup)
         self._keep_store(cleanup)
         model = ["--model", str(self.topology.model), "--store", self.store_url]
+        if self.topology.has_traces:
+            model += self._start_collector()
         http = [] if self.topology.http_port is None else ["--http", str(self.topology.http_port)]
         balancer = self._child("balancer", "balancer", *model, *http)
-        self._read_addresses(balancer)
+        said = self._wait_for_address(balancer, "the balancer does not listen")
+        self.address, self.http_address = said["address"], said.get("http", "")
         engine = [
             "--model-kv-quantisers",
             self.topology.kv_quantisers,
@@ -131,6 +137,16 @@ class System:
                 pid=pids.get("balancer", ""),
             ),
         ]
+        if self.trace_address:
+            rows.append(
+                Row(
+                    role="traces",
+                    name="",
+                    address=self.trace_address,
+                    state="ready",
+                    pid=pids.get("traces", ""),
+                )
+            )
         for member in list_members(self.address):
             rows.append(
                 Row(
@@ -144,10 +160,15 @@ class System:
         return rows
 
     def stop(self) -> None:
-        """Drains and stops the parts: balancer, then members. Twice is harmless."""
+        """Drains and stops the parts: balancer, members, collector. Twice is harmless."""
         balancers = [child for child in self.children if child.name == "balancer"]
-        members = [child for child in self.children if child.name != "balancer"]
-        for group, limit_s in ((balancers, _STOP_BALANCER_S), (members, _STOP_MEMBERS_S)):
+        collectors = [child for child in self.children if child.name == "traces"]
+        members = [child for child in self.children if child not in (*balancers, *collectors)]
+        for group, limit_s in (
+            (balancers, _STOP_BALANCER_S),
+            (members, _STOP_MEMBERS_S),
+            (collectors, _STOP_COLLECTOR_S),
+        ):
             for child in group:
                 child.ask_to_stop()
             deadline = self._clock.now() + limit_s
@@ -192,21 +213,33 @@ class System:
         self.children.append(child)
         return child
 
-    def _read_addresses(self, balancer: Child) -> None:
+    def _start_collector(self) -> list[str]:
+        """Starts what keeps spans; the flags that make a process send all of its own there."""
+        collector = self._child("traces", "cli.traces.collector")
+        said = self._wait_for_address(collector, "the collector of traces does not listen")
+        self.trace_address = said["address"]
+        return [
+            *("--tracing-endpoint", f"http://{self.trace_address}"),
+            *("--tracing-sample-ratio", "1"),
+            *("--tracing-export-interval-s", str(_EXPORT_INTERVAL_S)),
+        ]
+
+    def _wait_for_address(self, child: Child, trouble: str) -> dict[str, str]:
+        """The ready line of a process that has just been started."""
         started = self._clock.now()
+        said: dict[str, str] = {}
 
         def is_listening() -> bool:
-            for line in balancer.out.read_text(encoding="utf-8").splitlines(keepends=True):
+            for line in child.out.read_text(encoding="utf-8").splitlines(keepends=True):
                 if line.endswith("\n"):
-                    with suppress(ValueError, KeyError, TypeError, AttributeError):
-                        said = json.loads(line)
-                        self.address = said["address"]
-                        self.http_address = said.get("http", "")
-            return bool(self.address)
+                    with suppress(ValueError, TypeError):
+                        said.update(json.loads(line))
+            return "address" in said
 
         limit_s = min(_BALANCER_START_S, self._start_timeout_s)
-        self._wait(is_listening, limit_s, "the balancer does not listen", balancer)
-        self._report("balancer", self.address, started)
+        self._wait(is_listening, limit_s, trouble, child)
+        self._report(child.name, said["address"], started)
+        return said
 
     def _wait_until_ready(self) -> None:
         from cli.local.members import is_ready, list_members

@@ -37,6 +37,7 @@ class Topology:
         redundant: Fewest redundant experts of a layer, on both sides.
         rebalance_after: Steps after which experts move by their load, again and again; None never.
         http_port: Port of the HTTP face, 0 for a free one; None: without it.
+        has_traces: Whether a collector keeps the spans of all requests.
     """
 
     model: Path
@@ -49,6 +50,7 @@ class Topology:
     redundant: int = 0
     rebalance_after: int | None = None
     http_port: int | None = None
+    has_traces: bool = False
 
     def __str__(self) -> str:
         """Names it in one phrase."""
@@ -129,7 +131,9 @@ def add_system_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http", type=int, metavar="PORT", help="port of the HTTP face, 0 for a free one"
     )
-    parser.add_argument("--trace", action="store_true", help="record traces")
+    parser.add_argument(
+        "--trace", action="store_true", help="record every request, for `disagg trace`"
+    )
 
 
 def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> Topology:
@@ -141,8 +145,6 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
     http_port: int | None = getattr(options, "http", None)
     if http_port is not None and not 0 <= http_port <= _MAX_PORT:
         raise usage(f"--http {http_port}: give a port, 1 to {_MAX_PORT}, or 0 for a free one")
-    if getattr(options, "trace", False):
-        raise usage("--trace: traces are not part of this version")
     store_url: str | None = getattr(options, "store", None)
     if store_url is not None and urlsplit(store_url).scheme == "memory":
         raise usage(
@@ -168,6 +170,7 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
         redundant=options.redundant,
         rebalance_after=getattr(options, "rebalance_after", None),
         http_port=http_port,
+        has_traces=getattr(options, "trace", False),
     )
 
 

@@ -23,6 +23,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         end_drain: Takes new work again.
         running: Requests that run.
         statistics: Named counts and gauges of this moment; called on the event loop.
+        trace_endpoint: Where spans of this process go; empty if nowhere.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         end_drain: Callable[[], Awaitable[None]],
         running: Callable[[], int],
         statistics: Callable[[], Mapping[str, float]],
+        trace_endpoint: str = "",
     ) -> None:
         self._role = role
         self._version = version
@@ -43,6 +45,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._end_drain = end_drain
         self._running = running
         self._statistics = statistics
+        self._trace_endpoint = trace_endpoint
 
     async def Drain(
         self,
@@ -75,4 +78,5 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             version=self._version,
             fingerprint=self._fingerprint.hex(),
             statistics=dict(self._statistics()),
+            trace_endpoint=self._trace_endpoint,
         )

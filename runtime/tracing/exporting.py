@@ -6,14 +6,16 @@ of OpenTelemetry are loaded here, and only if there is somewhere to send spans t
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from runtime.clock import Clock
-from runtime.settings import SettingsError
+from runtime.settings import SettingsError, variables_of
 from runtime.telemetry import NO_TRACER, Tracer
-from runtime.tracing.settings import TracingPlan
+from runtime.tracing.settings import TracingPlan, TracingSettings, resolve
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -22,6 +24,34 @@ if TYPE_CHECKING:
 
 class TracingUnavailable(Exception):
     """Spans are to be exported, but what exports them is not installed."""
+
+
+def plan_of(settings: TracingSettings) -> TracingPlan:
+    """What the settings and the environment of this process say.
+
+    Raises:
+        SettingsError: A variable has a value we cannot follow.
+    """
+    return resolve(settings, variables_of("OTEL_"))
+
+
+@contextlib.asynccontextmanager
+async def tracing(
+    settings: TracingSettings, *, role: str, version: str, instance: str, clock: Clock, **facts: str
+) -> AsyncIterator[Tracer]:
+    """The tracer of this process while the body runs; then what is left is sent.
+
+    Raises:
+        TracingUnavailable, SettingsError: See `plan_of` and `open_tracer`.
+    """
+    tracer = open_tracer(
+        plan_of(settings), role=role, version=version, instance=instance, clock=clock, **facts
+    )
+    try:
+        yield tracer
+    finally:
+        if tracer.is_on:
+            await asyncio.to_thread(tracer.close)
 
 
 def open_tracer(
@@ -55,7 +85,8 @@ def open_tracer(
     provider = TracerProvider(
         resource=Resource(resource), sampler=_sampler(plan), shutdown_on_exit=False
     )
-    provider.add_span_processor(BatchSpanProcessor(_exporter(plan)))
+    delay_ms = None if plan.export_interval_s is None else plan.export_interval_s * 1000
+    provider.add_span_processor(BatchSpanProcessor(_exporter(plan), schedule_delay_millis=delay_ms))
     return OtelTracer(
         provider, endpoint=plan.endpoint, clock=clock, duplicates_rpc=plan.duplicates_rpc
     )

@@ -43,6 +43,11 @@ class TracingSettings(Settings):
         ge=0,
         le=1,
     )
+    export_interval_s: float | None = setting(
+        None,
+        help="seconds a span waits for others to be sent with; empty: as OTEL_ variables say",
+        gt=0,
+    )
     vllm_attributes: bool = setting(
         False, help="repeat times of a request in the names that vLLM uses"
     )
@@ -63,6 +68,7 @@ class TracingPlan:
     service_name: str = ""
     resource: Mapping[str, str] | None = None
     duplicates_rpc: bool = False
+    export_interval_s: float | None = None
 
 
 def resolve(settings: TracingSettings, variables: Mapping[str, str]) -> TracingPlan:
@@ -87,6 +93,7 @@ def resolve(settings: TracingSettings, variables: Mapping[str, str]) -> TracingP
         ratio=ratio,
         service_name=variables.get("OTEL_SERVICE_NAME", ""),
         resource=_resource(variables.get("OTEL_RESOURCE_ATTRIBUTES", "")),
+        export_interval_s=settings.export_interval_s,
         duplicates_rpc="rpc/dup" in variables.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(","),
     )
 

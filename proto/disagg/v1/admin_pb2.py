@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64isagg/v1/admin.proto\x12\tdisagg.v1\"\x0e\n\x0c\x44rainRequest\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\x10\n\x0eUndrainRequest\"\x11\n\x0fUndrainResponse\"\x16\n\x14GetServerInfoRequest\"\xc4\x01\n\x15GetServerInfoResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x44\n\nstatistics\x18\x04 \x03(\x0b\x32\x30.disagg.v1.GetServerInfoResponse.StatisticsEntry\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xe0\x01\n\x0c\x41\x64minService\x12:\n\x05\x44rain\x12\x17.disagg.v1.DrainRequest\x1a\x18.disagg.v1.DrainResponse\x12@\n\x07Undrain\x12\x19.disagg.v1.UndrainRequest\x1a\x1a.disagg.v1.UndrainResponse\x12R\n\rGetServerInfo\x12\x1f.disagg.v1.GetServerInfoRequest\x1a .disagg.v1.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64isagg/v1/admin.proto\x12\tdisagg.v1\"\x0e\n\x0c\x44rainRequest\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\x10\n\x0eUndrainRequest\"\x11\n\x0fUndrainResponse\"\x16\n\x14GetServerInfoRequest\"\xdc\x01\n\x15GetServerInfoResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x44\n\nstatistics\x18\x04 \x03(\x0b\x32\x30.disagg.v1.GetServerInfoResponse.StatisticsEntry\x12\x16\n\x0etrace_endpoint\x18\x05 \x01(\t\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xe0\x01\n\x0c\x41\x64minService\x12:\n\x05\x44rain\x12\x17.disagg.v1.DrainRequest\x1a\x18.disagg.v1.DrainResponse\x12@\n\x07Undrain\x12\x19.disagg.v1.UndrainRequest\x1a\x1a.disagg.v1.UndrainResponse\x12R\n\rGetServerInfo\x12\x1f.disagg.v1.GetServerInfoRequest\x1a .disagg.v1.GetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,9 +44,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSERVERINFOREQUEST']._serialized_start=123
   _globals['_GETSERVERINFOREQUEST']._serialized_end=145
   _globals['_GETSERVERINFORESPONSE']._serialized_start=148
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=344
-  _globals['_GETSERVERINFORESPONSE_STATISTICSENTRY']._serialized_start=295
-  _globals['_GETSERVERINFORESPONSE_STATISTICSENTRY']._serialized_end=344
-  _globals['_ADMINSERVICE']._serialized_start=347
-  _globals['_ADMINSERVICE']._serialized_end=571
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=368
+  _globals['_GETSERVERINFORESPONSE_STATISTICSENTRY']._serialized_start=319
+  _globals['_GETSERVERINFORESPONSE_STATISTICSENTRY']._serialized_end=368
+  _globals['_ADMINSERVICE']._serialized_start=371
+  _globals['_ADMINSERVICE']._serialized_end=595
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("role", "version", "fingerprint", "statistics")
+    __slots__ = ("role", "version", "fingerprint", "statistics", "trace_endpoint")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,8 +41,10 @@ class GetServerInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     role: str
     version: str
     fingerprint: str
     statistics: _containers.ScalarMap[str, float]
-    def __init__(self, role: _Optional[str] = ..., version: _Optional[str] = ..., fingerprint: _Optional[str] = ..., statistics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    trace_endpoint: str
+    def __init__(self, role: _Optional[str] = ..., version: _Optional[str] = ..., fingerprint: _Optional[str] = ..., statistics: _Optional[_Mapping[str, float]] = ..., trace_endpoint: _Optional[str] = ...) -> None: ...

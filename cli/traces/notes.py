@@ -1,0 +1,104 @@
+"""What a span says about itself, in a few words for the end of its line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from cli.output import plural, size
+from disagg.v1 import traces_pb2
+
+Texts = Mapping[str, str]
+
+_MAX_ID_CHARS = 8
+
+
+def notes_of(
+    span: traces_pb2.TraceSpan, known: Mapping[bytes, traces_pb2.TraceSpan]
+) -> Iterator[str]:
+    """Its notes, most telling first.
+
+    Args:
+        known: All spans of its trace, by id; a link to one of them is told by its name.
+    """
+    texts = span.attributes
+    if span.is_error:
+        yield f"FAILED {texts.get('error.type', '')}".rstrip()
+    elif "error.type" in texts:
+        yield f"refused {texts['error.type']}"
+    if texts.get("disagg.cancelled") == "true":
+        yield "cancelled"
+    for key, phrase in _PHRASES:
+        if key in texts and (note := phrase(texts[key])):
+            yield note
+    for link in span.links:
+        target = known.get(link.span_id)
+        if target is not None:
+            yield f"<- {link.kind} {target.name.removeprefix('disagg.v1.')}"
+        else:
+            yield f"<- {link.kind} trace {link.trace_id.hex()[:_MAX_ID_CHARS]}"
+
+
+def _count(noun: str) -> Callable[[str], str]:
+    def phrase(text: str) -> str:
+        return plural(int(text), noun) if text.isdecimal() else ""
+
+    return phrase
+
+
+def _some(noun: str) -> Callable[[str], str]:
+    """A number with a word behind it, unless it is none."""
+
+    def phrase(text: str) -> str:
+        return f"{text} {noun}" if text.isdecimal() and text != "0" else ""
+
+    return phrase
+
+
+def _bytes(word: str) -> Callable[[str], str]:
+    def phrase(text: str) -> str:
+        if not text.isdecimal() or text == "0":
+            return ""
+        return f"{size(int(text))} {word}".rstrip()
+
+    return phrase
+
+
+def _attempt(text: str) -> str:
+    return "" if text == "1" else f"attempt {text}"
+
+
+def _id(text: str) -> str:
+    return text[:_MAX_ID_CHARS]
+
+
+def _ms(form: str) -> Callable[[str], str]:
+    def phrase(text: str) -> str:
+        try:
+            return form.format(float(text))
+        except ValueError:
+            return ""
+
+    return phrase
+
+
+_PHRASES: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("disagg.attempt", _attempt),
+    ("disagg.route.policy", str),
+    ("disagg.route.candidates", _count("pair")),
+    ("disagg.prompt_tokens", _count("token")),
+    ("disagg.cached_tokens", _some("cached")),
+    ("disagg.computed_tokens", _some("computed")),
+    ("disagg.queue", lambda text: f"for {text}"),
+    ("db.operation.name", str),
+    ("disagg.kv.hit_blocks", lambda text: f"{text} hit"),
+    ("disagg.kv.miss_blocks", lambda text: f"{text} missed"),
+    ("disagg.kv.blocks", _count("block")),
+    ("disagg.kv.bytes", _bytes("")),
+    ("disagg.kv.prefetched_bytes", _bytes("read ahead")),
+    ("disagg.verified", lambda text: "verified" if text == "true" else "NOT VERIFIED"),
+    ("disagg.output_tokens", _count("token")),
+    ("disagg.steps", _count("step")),
+    ("disagg.tpot_ms", _ms("{:.1f} ms each")),
+    ("disagg.max_gap_ms", _ms("gap {:.1f} ms")),
+    ("disagg.handoff_id", _id),
+)
