@@ -156,6 +156,33 @@ async def test_a_fully_stored_prompt_still_computes_its_last_token() -> None:
         await rig.assert_at_rest()
 
 
+async def test_a_prefix_without_state_is_replayed_and_leaves_its_state() -> None:
+    """Seven blocks are shared, and the only state is behind the ninth."""
+    async with running_rig(state_every_blocks=0, window_replay_tokens=6) as rig:
+        await journey(rig, tokens(37))
+        ids = (*tokens(28), 60, 61)
+        want = expected_tokens(ids, prompt(ids).sampling)
+        for name, cached, replayed in (("r-2", 22, 6), ("r-3", 28, 0)):
+            written = rig.store.statistics().blocks_written
+            computed = rig.prefill_core.statistics().computed_tokens
+            events = await run_prefill(rig, prompt(ids, request_id=name))
+            [hit] = [event for event in events if isinstance(event, PrefixHit)]
+            assert (hit.cached_tokens, hit.replayed_tokens) == (cached, replayed)
+            assert hit.num_bytes == 7 * 4 * BLOCK + (0 if replayed else 16)
+            assert rig.prefill_core.statistics().computed_tokens == computed + replayed + 2
+            # Two payloads of the tail and, the first time, the state behind the last block.
+            assert rig.store.statistics().blocks_written == written + 2 + (replayed > 0)
+            first, ticket = outcome(events)
+            assert ticket is not None
+            assert [first, *await run_decode(rig, sequence(ticket, ids))] == want
+        counted = {
+            source: rig.metrics.value("disagg_prompt_tokens_total", source=source)
+            for source in ("store_hit", "replayed", "computed")
+        }
+        assert counted == {"store_hit": 22 + 28, "replayed": 6, "computed": 37 + 2 + 2}
+        await rig.assert_at_rest()
+
+
 async def test_bypassing_uses_nothing_that_is_stored() -> None:
     async with running_rig() as rig:
         want = await journey(rig, tokens(32))
