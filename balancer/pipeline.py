@@ -21,6 +21,7 @@ from balancer.journey.handover import Routed
 from balancer.journey.meter import Meter
 from balancer.journey.placement import Placer
 from balancer.journey.prefixes import Prefixes
+from balancer.journey.recent import RecentRequests
 from balancer.journey.recovery import Recovery
 from balancer.journey.request import Delta, Final, FinishReason, Request
 from balancer.journey.retry import Outage, RequestRetries
@@ -49,6 +50,7 @@ class Pipeline:
         recovery: Decides whether another one follows.
         handoffs: The store's hand-offs, which may be too many already.
         meter: Told about what ended.
+        recent: Keeps the last of what ended.
         is_closing: Whether this process breaks off what it still serves.
         make_text: A fresh incremental decoder.
     """
@@ -68,6 +70,7 @@ class Pipeline:
         limits: Limits,
         metrics: Metrics,
         meter: Meter,
+        recent: RecentRequests,
         is_closing: Callable[[], bool],
     ) -> None:
         self._running = running
@@ -83,7 +86,7 @@ class Pipeline:
         self._metrics = metrics
         self._meter = meter
         self._is_closing = is_closing
-        self._endings = Endings(metrics, meter)
+        self._endings = Endings(metrics, meter, recent)
 
     async def run(self, request: Request, emit: Emit) -> Final:
         """Generates; hands every piece to `emit`, and returns what ends the stream.
@@ -135,10 +138,14 @@ class Pipeline:
         try:
             self._refuse_under_pressure()
             async with self._running.scope(request):
+                began_at = self._clock.now()
                 journey.stored_tokens = await self._prefixes.stored_tokens(request)
                 asked_at = self._clock.now()
+                journey.timing.lookup_us = round((asked_at - began_at) * 1e6)
                 async with self._gate.slot(self._placer.applicant(journey)):
-                    self._meter.phase("admit", self._clock.now() - asked_at)
+                    waited_s = self._clock.now() - asked_at
+                    journey.timing.admit_us = round(waited_s * 1e6)
+                    self._meter.phase("admit", waited_s)
                     while not journey.is_over:
                         try:
                             await attempt(journey)

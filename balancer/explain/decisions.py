@@ -7,6 +7,7 @@ Snapshots are shared between records, not copied, and texts are made only when s
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class DecisionRing:
     def explain(self, request_id: str) -> tuple[DecisionRecord, ...]:
         """The decisions for a request, oldest first; empty if there is none (any more)."""
         return tuple(self._records.get(request_id, ()))
+
+    def recent(self, max_records: int) -> tuple[DecisionRecord, ...]:
+        """The last decision on each of the requests that were decided last, newest first."""
+        newest = itertools.islice(reversed(self._records.values()), max_records)
+        return tuple(records[-1] for records in newest)
 
     def __len__(self) -> int:
         """Requests with records."""

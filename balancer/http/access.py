@@ -1,6 +1,7 @@
 """API keys at the HTTP door: an ASGI application around the one that serves.
 
-Status pages stay open: probes and scrapers have no key, and they tell nothing about requests.
+What tells nothing about requests stays open, since probes and scrapers have no key; so do the files
+of the status page, which ask a person for one.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from balancer.http.errors import problem_of
+from balancer.ui.files import FILE_PATHS
 from runtime.access import ApiKeys, tenant_scope
 from runtime.errors import Denied
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version"}) | FILE_PATHS
 
 
 class KeyGuard:

@@ -7,12 +7,13 @@
 /ready                                   it can take new work
 /metrics                                 in the text form of Prometheus
 /version                                 of this software
+/ui                                      the status page, see `balancer.ui.pages`
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,8 +36,12 @@ OWNER = "disagg"
 Page = Callable[[HttpRequest], Awaitable[Response]]
 
 
-def make_app(parts: Parts) -> Starlette:
-    """The ASGI application."""
+def make_app(parts: Parts, status: Mapping[str, Page] | None = None) -> Starlette:
+    """The ASGI application.
+
+    Args:
+        status: Pages of the status page by path, see `balancer.ui.pages`.
+    """
     pages = _Pages(parts)
     routes = [
         *(
@@ -52,6 +57,7 @@ def make_app(parts: Parts) -> Starlette:
         Route("/ready", pages.ready),
         Route("/metrics", pages.metrics),
         Route("/version", pages.version),
+        *(Route(path, pages.guarded(page)) for path, page in (status or {}).items()),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _no_such_page})
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from balancer.journey.meter import Meter
+from balancer.journey.recent import Ended, RecentRequests
 from balancer.journey.request import Final, FinishReason, Usage
 from balancer.journey.state import Journey
 from runtime.metrics import Metrics
 
 
 class Endings:
-    """Counts every end once."""
+    """Counts every end once, and keeps the last of them.
 
-    def __init__(self, metrics: Metrics, meter: Meter | None = None) -> None:
+    Args:
+        recent: Where they are kept; None: nowhere.
+    """
+
+    def __init__(
+        self, metrics: Metrics, meter: Meter | None = None, recent: RecentRequests | None = None
+    ) -> None:
         self._metrics = metrics
         self._meter = meter or Meter(metrics)
+        self._recent = recent or RecentRequests(1)
 
     def arrived(self, journey: Journey, *, total_us: int) -> Final:
         """The end of a stream that has all its tokens, or whose caller goes on alone.
@@ -23,8 +33,9 @@ class Endings:
         """
         transcript, timing = journey.transcript, journey.timing
         reason = transcript.finish_reason or FinishReason.LENGTH
-        timing.total_us = total_us
-        self._count(journey, "routed" if journey.handover is not None else reason.value, "")
+        outcome = "routed" if journey.handover is not None else reason.value
+        self._count(journey, outcome, "")
+        self._keep(journey, outcome, "", total_us)
         prompt_tokens = len(journey.request.token_ids)
         for source, num_tokens in (
             ("computed", prompt_tokens - journey.cached_tokens),
@@ -50,11 +61,29 @@ class Endings:
     def failed(self, journey: Journey, reason: str, *, total_us: int = 0) -> None:
         """The caller gets an error, or is not there any more; `total_us` as for `arrived`."""
         self._count(journey, "failed", reason)
+        self._keep(journey, "failed", reason, total_us)
         self._meter.ended(journey, total_s=total_us / 1e6, error_type=reason)
 
     def cancelled(self, journey: Journey, origin: str) -> None:
         """Somebody ended it; beside `arrived` or `failed`."""
         self._metrics.count("disagg_cancellations_total", stage=journey.leg.value, origin=origin)
+
+    def _keep(self, journey: Journey, outcome: str, reason: str, total_us: int) -> None:
+        request, timing = journey.request, journey.timing
+        timing.total_us = total_us
+        self._recent.append(
+            Ended(
+                request_id=request.request_id,
+                ended_at=request.arrived_at + total_us / 1e6,
+                outcome=outcome,
+                reason=reason,
+                prompt_tokens=len(request.token_ids),
+                cached_tokens=journey.cached_tokens,
+                generated_tokens=journey.transcript.seq,
+                attempts=journey.attempt,
+                timing=dataclasses.replace(timing),
+            )
+        )
 
     def _count(self, journey: Journey, outcome: str, reason: str) -> None:
         self._metrics.count(

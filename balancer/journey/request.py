@@ -122,10 +122,13 @@ class Usage:
 class Timing:
     """Where time and bytes went; filled in by the pipeline as the request moves on.
 
-    Times are of the last attempt, bytes are sums over all attempts.
+    Times are of the last attempt, bytes are sums over all attempts. Placement is from the arrival
+    to a pair with a slot; the look-up in the store and the wait for admission are parts of it.
     """
 
     placement_us: int = 0
+    lookup_us: int = 0
+    admit_us: int = 0
     prefill_queue_us: int = 0
     prefix_load_us: int = 0
     prefill_us: int = 0

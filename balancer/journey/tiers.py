@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from balancer.membership.snapshot import Columns
 from balancer.routing.shares import Shares
 from runtime.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierLoad:
+    """Work of one tier: handed out in the last full round, and not over yet."""
+
+    name: str
+    quota_tokens: int
+    backlog_tokens: int
 
 
 class Tiers:
@@ -46,6 +56,17 @@ class Tiers:
         """It is over. Idempotent; unknown names change nothing."""
         self._open.pop(work_id, None)
 
+    def loads(self, now: float) -> tuple[TierLoad, ...]:
+        """The work of every tier, shortest prompts first."""
+        self._turn(now)
+        backlog = [0] * len(self.names)
+        for tier, tokens in self._open.values():
+            backlog[tier] += tokens
+        return tuple(
+            TierLoad(name=name, quota_tokens=quota, backlog_tokens=left)
+            for name, quota, left in zip(self.names, self._last_round, backlog, strict=True)
+        )
+
     def publish(self, metrics: Metrics, own: object, decode: Columns, now: float) -> None:
         """Sets the gauges.
 
@@ -53,16 +74,12 @@ class Tiers:
             own: What the policy keeps for itself; engines are counted if these are shares.
             decode: The decode members.
         """
-        self._turn(now)
-        backlog = [0] * len(self.names)
-        for tier, tokens in self._open.values():
-            backlog[tier] += tokens
         engines = own.counts(len(self.names)) if isinstance(own, Shares) else None
-        for index, name in enumerate(self.names):
-            metrics.set("disagg_tier_quota_tokens", self._last_round[index], tier=name)
-            metrics.set("disagg_tier_backlog_tokens", backlog[index], tier=name)
+        for index, load in enumerate(self.loads(now)):
+            metrics.set("disagg_tier_quota_tokens", load.quota_tokens, tier=load.name)
+            metrics.set("disagg_tier_backlog_tokens", load.backlog_tokens, tier=load.name)
             if engines is not None:
-                metrics.set("disagg_tier_engines", engines[index], tier=name)
+                metrics.set("disagg_tier_engines", engines[index], tier=load.name)
         for axis, ratio in imbalance(decode).items():
             metrics.set("disagg_decode_imbalance_ratio", ratio, axis=axis)
 

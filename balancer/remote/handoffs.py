@@ -115,12 +115,18 @@ class StoreHandoffs:
         self._ping: asyncio.Future[object] | None = None
         self._lost: dict[bytes, set[tuple[str, int]]] = {}
         self._shedding = Shedding()
+        self._pressure: Pressure | None = None
         self._look: asyncio.Future[Pressure] | None = None
 
     @property
     def refusal(self) -> str:
         """Why no new hand-off should begin, as of the last look; empty if one may."""
         return self._shedding.refusal
+
+    @property
+    def pressure(self) -> Pressure | None:
+        """How full the store was at the last look that it answered; None before the first."""
+        return self._pressure
 
     def look_at_pressure(self) -> None:
         """Has a thread measure how full the store is; one look at a time. Event loop."""
@@ -137,7 +143,9 @@ class StoreHandoffs:
         if (error := look.exception()) is not None:
             # Whether it is there at all is another question, which readiness answers.
             _log.debug("store.pressure_unknown", error=str(error))
-        elif self._shedding.update(look.result()):
+            return
+        self._pressure = look.result()
+        if self._shedding.update(self._pressure):
             _log.warning("store.pressure", refuses=self.refusal or "nothing any more")
 
     async def is_reachable(self) -> bool:

@@ -1,0 +1,1 @@
+"""The status page: what a balancer knows now, for a person with a browser."""
