@@ -20,6 +20,7 @@ from balancer.journey.gate import Gate
 from balancer.journey.meter import Meter
 from balancer.journey.placement import Placer
 from balancer.journey.prefixes import Prefixes, PrefixStore
+from balancer.journey.recent import RecentRequests
 from balancer.journey.recovery import Recovery
 from balancer.journey.retry import RetryBudget
 from balancer.journey.running import RunningRequests
@@ -40,6 +41,8 @@ from balancer.server import (
     text_error,
 )
 from balancer.text import TextCodec, TextError
+from balancer.ui.history import History
+from kvstore.pressure import Pressure
 from runtime.clock import Clock
 from runtime.errors import ErrorMap
 from runtime.logging import get_logger
@@ -47,16 +50,21 @@ from runtime.member import Condition
 from runtime.metrics import Metrics
 from runtime.security import NO_SECURITY, Security
 from runtime.serve import BALANCER_OPTIONS, Host
+from runtime.telemetry import NO_TRACER, Tracer
 
 _log = get_logger(__name__)
 
-from runtime.telemetry import NO_TRACER, Tracer
 
 class SharedStore(Handoffs, PrefixStore, Protocol):
     """What a balancer asks of the shared store."""
 
+    @property
+    def pressure(self) -> Pressure | None:
+        """How full it was when it was last looked at; None if it never told."""
+        ...
+
     async def is_reachable(self) -> bool:
-        """Whether it answers; called twice a second, bounded by itself."""
+        """Whether it answers; called some times a second, bounded by itself."""
         ...
 
     def look_at_pressure(self) -> None:
@@ -85,6 +93,8 @@ class Balancer:
     codec: TextCodec
     intake: Intake
     errors: ErrorMap
+    recent: RecentRequests
+    history: History
 
     async def examine(self) -> Condition:
         """Housekeeping, and whether requests could be served now."""
@@ -96,6 +106,12 @@ class Balancer:
         publish_members(self.metrics, self.members.views(now))
         snapshot, knowledge = self.members.snapshot(now), self.router.knowledge()
         self.tiers.publish(self.metrics, knowledge.own, snapshot.decode, now)
+        self.history.take(
+            now,
+            quota_tokens=[load.quota_tokens for load in self.tiers.loads(now)],
+            num_ended=self.recent.num_ended,
+            num_tokens=self.recent.num_tokens,
+        )
         self.store.look_at_pressure()
         if not self.members.can_serve(now):
             return Condition(is_ready=False, cause="no_members")
@@ -127,6 +143,7 @@ def assemble(
     cleanups: CleanUps,
     metrics: Metrics | None = None,
     security: Security = NO_SECURITY,
+    tracer: Tracer = NO_TRACER,
     record: Callable[[str], None] | None = None,
 ) -> Balancer:
     """The parts of a balancer.
@@ -134,6 +151,7 @@ def assemble(
     Args:
         metrics: Of this process; None: new ones.
         security: Of this process.
+        tracer: Of this process.
         record: Takes every input of placement as a line; None: nothing is recorded.
 
     Raises:
@@ -143,7 +161,6 @@ def assemble(
     metrics = metrics or Metrics()
     members, router = _router(settings, record)
     tiers = Tiers(settings.routing.boundaries, settings.routing.round_s)
-    tracer: Tracer = NO_TRACER,
     errors = ErrorMap()
     errors.register(TextError, text_error)
     host = _host(settings, clock, metrics, errors, security, tracer)
@@ -151,7 +168,6 @@ def assemble(
         max_running=settings.admission.max_running,
         max_waiting=settings.admission.max_waiting,
         max_waiting_per_class=settings.admission.max_waiting_per_class,
-        tracer: Of this process.
         num_classes=len(tiers.names),
         weights=settings.admission.tenant_weights,
         quantum_tokens=settings.admission.quantum_tokens,
@@ -168,6 +184,7 @@ def assemble(
         limits=limits,
         metrics=metrics,
     )
+    recent = RecentRequests()
     meter = Meter(metrics, lambda num_tokens: tiers.names[tiers.class_of(num_tokens)])
     attempts = Attempts(
         placer=placer,
@@ -202,6 +219,7 @@ def assemble(
         limits=limits,
         metrics=metrics,
         meter=meter,
+        recent=recent,
         is_closing=lambda: host.is_closing,
     )
     return Balancer(
@@ -221,6 +239,8 @@ def assemble(
         store=store,
         codec=codec,
         errors=errors,
+        recent=recent,
+        history=History(),
         intake=Intake(
             codec=codec,
             clock=clock,
@@ -258,6 +278,7 @@ def _host(
     metrics: Metrics,
     errors: ErrorMap,
     security: Security,
+    tracer: Tracer,
 ) -> Host:
     return Host(
         role="balancer",
@@ -274,11 +295,11 @@ def _host(
         errors=errors,
         options=BALANCER_OPTIONS,
         security=security,
+        tracer=tracer,
         # Heartbeats come from members, which have certificates and no keys.
         for_users=frozenset({*SERVICES, ROUTING_SERVICE, ENGINE_SERVICE}) - {MEMBERSHIP},
     )
 
-    tracer: Tracer,
 
 def _limits(limits: LimitSettings) -> Limits:
     return Limits(
@@ -291,4 +312,3 @@ def _limits(limits: LimitSettings) -> Limits:
         decode_retries=limits.decode_retries,
         suspect_s=limits.suspect_s,
     )
-        tracer=tracer,

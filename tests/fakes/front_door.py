@@ -18,8 +18,12 @@ from balancer.journey.cleanup import CleanUps
 from balancer.remote.handoffs import StoredLayout
 from balancer.remote.peers import GrpcPeers, Ticket
 from disagg.v1 import generation_pb2, generation_pb2_grpc
+from kvstore.pressure import Pressure
 from runtime.clock import SystemClock
+from runtime.metrics import Metrics
+from runtime.security import open_security
 from runtime.status import from_rpc_error
+from runtime.tls import TlsSettings
 from tests.fakes.members import Member, decode_member, prefill_member
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-v4"
@@ -34,6 +38,7 @@ class FakeStore:
     aborted: list[str] = field(default_factory=list)
     searched: list[tuple[bytes, str, int]] = field(default_factory=list)
     refusal: str = ""
+    pressure: Pressure | None = None
     looks: int = 0
     stored_tokens: int = 0
     lookups: list[tuple[StoredLayout, int, str]] = field(default_factory=list)
@@ -135,13 +140,24 @@ async def front_door(
     store = FakeStore()
     members = [prefill_member(f"p{i}") for i in range(prefills)]
     members += [decode_member(f"d{i}") for i in range(decodes)]
-    peers = GrpcPeers()
+    metrics = Metrics()
+    # Members and this door speak plaintext; keys are independent of that.
+    security = open_security(TlsSettings(), tree.auth, role="balancer", metrics=metrics)
+    peers = GrpcPeers(security)
     async with AsyncExitStack() as stack:
         for member in members:
             stack.push_async_callback(member.stop)
         stack.push_async_callback(peers.close)
         cleanups = await stack.enter_async_context(CleanUps(limit_s=1.0))
-        balancer = assemble(tree, clock=SystemClock(), store=store, peers=peers, cleanups=cleanups)
+        balancer = assemble(
+            tree,
+            clock=SystemClock(),
+            store=store,
+            peers=peers,
+            cleanups=cleanups,
+            metrics=metrics,
+            security=security,
+        )
         stack.push_async_callback(balancer.host.stop, 0)
         register(balancer, "test")
         http = await stack.enter_async_context(serving_http(balancer, "test"))
