@@ -33,8 +33,8 @@ class PublishSettings(Settings):
 
     boundary_states: str = setting(
         "every:8",
-        help="block ends at which a prompt can be resumed: every, every:K (and the last), last, "
-        "none",
+        help="block ends whose state is stored for later prompts: every, every:K (and the last), "
+        "last, none; it is rebuilt where that is cheaper than going back to a stored one",
     )
     writers: int = setting(2, help="threads that write blocks", ge=1)
     readers: int = setting(2, help="threads that look up, load and commit", ge=1)
