@@ -20,7 +20,7 @@ ROLE_VALUES = {
 
 
 async def explained(
-    router: Router, request_id: str, *, what_if: bool, now: float
+    router: Router, request_id: str, *, what_if: bool, now: float, class_names: Sequence[str] = ()
 ) -> routing_pb2.ExplainResponse:
     """The decisions on a request, decided again; empty if none is kept.
 
@@ -28,10 +28,14 @@ async def explained(
         what_if: Also search for what would have changed the choice, for the last decision of each
             attempt that found a pair.
         now: Seconds of the clock that decisions are dated by.
+        class_names: Names of the length classes.
     """
     records = router.decisions.explain(request_id)
     searched = _last_placed(records) if what_if else set()
-    return await asyncio.to_thread(_explain, records, router.policy, searched, now)
+    response = await asyncio.to_thread(_explain, records, router.policy, searched, now)
+    for decision in response.decisions:
+        decision.class_names.extend(class_names)
+    return response
 
 
 def _last_placed(records: Sequence[DecisionRecord]) -> set[int]:

@@ -12,6 +12,7 @@ from balancer.http.app import make_app
 from balancer.http.generation import Parts
 from balancer.http.server import serving
 from balancer.route import RoutingFace
+from balancer.routing.options import class_limits
 from balancer.server import (
     AdminFace,
     GenerationFace,
@@ -39,7 +40,12 @@ def register(balancer: Balancer, version: str) -> None:
         server,
     )
     routing_pb2_grpc.add_RoutingServiceServicer_to_server(
-        RoutingFace(pipeline=balancer.pipeline, intake=balancer.intake, router=balancer.router),
+        RoutingFace(
+            pipeline=balancer.pipeline,
+            intake=balancer.intake,
+            router=balancer.router,
+            class_names=class_limits(balancer.settings.routing.boundaries),
+        ),
         server,
     )
     if balancer.settings.facade.enabled:

@@ -6,6 +6,7 @@ decode, so what needs their text (stop texts) is refused here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -35,9 +36,17 @@ ROUTE = f"/{SERVICE}/Route"
 class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
     """Prepares requests that their callers finish, and explains where requests run."""
 
-    def __init__(self, *, pipeline: Pipeline, intake: Intake, router: Router) -> None:
+    def __init__(
+        self,
+        *,
+        pipeline: Pipeline,
+        intake: Intake,
+        router: Router,
+        class_names: Sequence[str] = (),
+    ) -> None:
         self._pipeline = pipeline
         self._router = router
+        self._class_names = class_names
         self._intake = intake
 
     async def Route(
@@ -75,7 +84,11 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
             raise bad_field("request_id", "empty; send the id of a request")
         request_id = check_request_id(request.request_id)
         return await explained(
-            self._router, request_id, what_if=request.what_if, now=self._intake.now()
+            self._router,
+            request_id,
+            what_if=request.what_if,
+            now=self._intake.now(),
+            class_names=self._class_names,
         )
 
     def _check_generated(self, request: routing_pb2.RouteRequest) -> tuple[int, ...]:

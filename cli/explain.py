@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cli.access import access_of, add_access_flags
 from cli.errors import CommandError, calls
 from cli.output import duration, plural, show, show_json, table
 from runtime.errors import ExitCode
@@ -42,6 +43,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         action="store_true",
         help="also search for the smallest changes that would have changed the choice",
     )
+    add_access_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -56,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
             "no system was started on this machine; run `disagg up`, or give --address",
             ExitCode.CONFIGURATION,
         )
-    decisions = _ask(address, options.request_id, what_if=options.what_if)
+    decisions = _ask(address, options)
     if not decisions:
         raise CommandError(
             f"{address} keeps no decision on request {options.request_id!r}: it never placed a "
@@ -76,19 +78,22 @@ def run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _ask(address: str, request_id: str, *, what_if: bool) -> list[routing_pb2.Decision]:
-    import grpc
-
+def _ask(address: str, options: argparse.Namespace) -> list[routing_pb2.Decision]:
     from client.checks import check_text
-    from client.client import CHANNEL_OPTIONS, errors_of
+    from client.calls import errors_of
+    from client.transport import open_channel
     from disagg.v1 import routing_pb2, routing_pb2_grpc
 
     with calls(address), errors_of():
-        check_text("REQUEST_ID", request_id)
-        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        check_text("REQUEST_ID", options.request_id)
+        access = access_of(options)
+        with open_channel(address, access) as channel:
             stub = routing_pb2_grpc.RoutingServiceStub(channel)
-            request = routing_pb2.ExplainRequest(request_id=request_id, what_if=what_if)
-            return list(stub.Explain(request, timeout=_TIMEOUT_S).decisions)
+            request = routing_pb2.ExplainRequest(
+                request_id=options.request_id, what_if=options.what_if
+            )
+            answer = stub.Explain(request, timeout=_TIMEOUT_S, metadata=access.metadata)
+            return list(answer.decisions)
 
 
 def lines_of(decision: routing_pb2.Decision) -> Iterator[str]:
@@ -101,7 +106,7 @@ def lines_of(decision: routing_pb2.Decision) -> Iterator[str]:
     )
     yield (
         f"  prompt    {decision.num_tokens:,} tokens, {decision.cached_tokens:,} of them stored; "
-        f"length class {decision.length_class}"
+        f"length class {_class(decision.class_names, decision.length_class)}"
     )
     yield (
         f"  expected  {duration(decision.quota_s * 1e6)} of prefill, an answer of "
@@ -110,7 +115,7 @@ def lines_of(decision: routing_pb2.Decision) -> Iterator[str]:
     yield f"  reason    {decision.reason}"
     for name, side in (("prefill", decision.prefill), ("decode", decision.decode)):
         yield ""
-        yield from _side_lines(name, side)
+        yield from _side_lines(name, side, decision.class_names)
     if decision.has_changes:
         yield ""
         yield "  what would change the choice"
@@ -120,13 +125,13 @@ def lines_of(decision: routing_pb2.Decision) -> Iterator[str]:
             yield "    no change of a single input"
 
 
-def _side_lines(name: str, side: routing_pb2.DecisionSide) -> Iterator[str]:
+def _side_lines(name: str, side: routing_pb2.DecisionSide, names: Sequence[str]) -> Iterator[str]:
     num_candidates, num_excluded = len(side.considered), len(side.excluded)
     yield f"  {name}: {plural(num_candidates, 'candidate')}, {num_excluded} excluded"
     if side.considered:
         terms = [term.name for term in side.considered[0].score]
         head = ("", "member", "class", "age", "requests", "tokens", "work", "| score", *terms)
-        rows = [head, *map(_row, side.considered[:_MAX_ROWS])]
+        rows = [head, *(_row(member, names) for member in side.considered[:_MAX_ROWS])]
         if not any(member.HasField("length_class") for member in side.considered):
             rows = [(*row[:2], *row[3:]) for row in rows]
         columns = [number for number in range(2, len(rows[0])) if "score" not in rows[0][number]]
@@ -145,11 +150,11 @@ def _side_lines(name: str, side: routing_pb2.DecisionSide) -> Iterator[str]:
         yield f"    {side.ties} are equally good: it was the turn of {side.chosen_id}"
 
 
-def _row(member: routing_pb2.ConsideredMember) -> tuple[str, ...]:
+def _row(member: routing_pb2.ConsideredMember, names: Sequence[str]) -> tuple[str, ...]:
     return (
         ">" if member.is_chosen else "",
         member.member_id,
-        str(member.length_class) if member.HasField("length_class") else "any",
+        _class(names, member.length_class) if member.HasField("length_class") else "any",
         duration(member.age_s * 1e6),
         f"{member.outstanding_requests:,}",
         f"{member.outstanding_tokens:,}",
@@ -157,6 +162,11 @@ def _row(member: routing_pb2.ConsideredMember) -> tuple[str, ...]:
         "|",
         *(f"{term.value:.4g}" for term in member.score),
     )
+
+
+def _class(names: Sequence[str], number: int) -> str:
+    """Its limits; its number where the balancer names none."""
+    return names[number] if number < len(names) else str(number)
 
 
 def _rest(count: int) -> Iterator[str]:

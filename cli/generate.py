@@ -7,12 +7,13 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cli.access import access_of, add_access_flags
 from cli.errors import CommandError, calls
 from cli.output import duration, plural, say, show, show_json
 from runtime.errors import ExitCode
 
 if TYPE_CHECKING:
-    from client import Chunk
+    from client import Chunk, Client
 
 _TIMEOUT_S = 600.0
 
@@ -37,6 +38,14 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default 0)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="default: from the request id")
+    for name, what in (("ttft", "to the first token"), ("tpot", "per token after it")):
+        parser.add_argument(
+            f"--{name}",
+            type=float,
+            metavar="SECONDS",
+            help=f"aim at this {what}; refused at once if it cannot be kept",
+        )
+    add_access_flags(parser)
     parser.add_argument("--stream", action="store_true", help="print the text as it comes")
     parser.add_argument(
         "--json", action="store_true", help="print JSON; the last line is the whole answer"
@@ -47,7 +56,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     from cli.local import rendezvous
-    from client import Client, Sampling
+    from client import Sampling, Targets
     from client.wire import completion_of
 
     for flag, value in (("--max-tokens", options.max_tokens), ("--seed", options.seed)):
@@ -62,9 +71,10 @@ def run(options: argparse.Namespace) -> int:
     sampling = Sampling(
         max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed
     )
+    targets = Targets(ttft_s=options.ttft, tpot_s=options.tpot)
     chunks: list[Chunk] = []
-    with calls(address), Client(address, timeout_s=_TIMEOUT_S) as client:
-        for chunk in client.stream(options.prompt, sampling=sampling):
+    with calls(address), _client(address, options) as client:
+        for chunk in client.stream(options.prompt, sampling=sampling, targets=targets):
             chunks.append(chunk)
             if options.stream:
                 _print_chunk(chunk, as_json=options.json)
@@ -93,6 +103,12 @@ def run(options: argparse.Namespace) -> int:
             f"after {duration(timing.first_token_us)}, all after {duration(timing.total_us)}]"
         )
     return ExitCode.OK
+
+
+def _client(address: str, options: argparse.Namespace) -> Client:
+    from client import Client
+
+    return Client(address, timeout_s=_TIMEOUT_S, access=access_of(options))
 
 
 def _print_chunk(chunk: Chunk, *, as_json: bool) -> None:

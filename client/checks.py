@@ -6,11 +6,12 @@ inside the transport; what the server would accept is the server's to say.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
 from client.errors import InvalidArgument
-from client.types import ChatMessage, Prompt, Sampling
+from client.types import ChatMessage, Prompt, Sampling, Targets
 
 MAX_UINT32 = (1 << 32) - 1
 MAX_UINT64 = (1 << 64) - 1
@@ -110,6 +111,18 @@ def check_priority(priority: int | None) -> None:
     """Raises InvalidArgument unless the priority has 32 bits."""
     if priority is not None:
         check_integer("priority", priority, _MAX_INT32, low=_MIN_INT32)
+
+
+def check_targets(targets: Targets | None) -> None:
+    """Raises InvalidArgument unless the targets are positive numbers of seconds."""
+    for name in ("ttft_s", "tpot_s"):
+        value = None if targets is None else getattr(targets, name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise InvalidArgument(
+                f"targets.{name}", f"{_short(value)} is no positive number of seconds"
+            )
 
 
 def _optional_integer(name: str, value: object, high: int) -> None:

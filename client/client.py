@@ -14,31 +14,24 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol, cast
+from collections.abc import AsyncGenerator, Generator, Sequence
 
-import grpc
-import grpc.aio
-
+from client.calls import (
+    EXPLAIN_S,
+    MAX_RESUMES,
+    SHORT_CALL_S,
+    errors_of,
+    may_resume,
+    pause_s,
+)
 from client.checks import check_text, check_token_ids
-from client.errors import ClientError, from_call
+from client.decisions import Decision, decisions_of
+from client.errors import ClientError
 from client.generating import AsyncGenerating, Generating
-from client.types import Chunk, Prompt, Sampling
+from client.transport import Access, open_aio_channel, open_channel
+from client.types import Chunk, Prompt, Sampling, Targets
 from client.wire import Answer, make_request
-from disagg.v1 import generation_pb2, generation_pb2_grpc
-
-MAX_RESUMES = 3
-_PAUSES_S = (0.05, 0.25, 1.0)
-SHORT_CALL_S = 30.0
-CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_http_proxy", 0),
-]
+from disagg.v1 import generation_pb2, generation_pb2_grpc, routing_pb2, routing_pb2_grpc
 
 
 class Client(Generating):
@@ -48,14 +41,23 @@ class Client(Generating):
         address: host:port of a balancer.
         timeout_s: Deadline of a generation that names none.
         max_resumes: How often a broken stream is resumed.
+        access: What it takes to be let in: API key, TLS; absent: plaintext, and no key.
     """
 
     def __init__(
-        self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
+        self,
+        address: str,
+        *,
+        timeout_s: float = 600.0,
+        max_resumes: int = MAX_RESUMES,
+        access: Access | None = None,
     ) -> None:
         check_text("address", address)
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        access = access or Access()
+        self._metadata = access.metadata
+        self._channel = open_channel(address, access)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self._routing = routing_pb2_grpc.RoutingServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._max_resumes = max_resumes
         self._pause = threading.Event()
@@ -70,6 +72,7 @@ class Client(Generating):
         last_seq: int = 0,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> Generator[Chunk]:
         """See `Generating.stream`."""
@@ -83,12 +86,13 @@ class Client(Generating):
                 last_seq=answer.last_seq,
                 cache_salt=cache_salt,
                 priority=priority,
+                targets=targets,
             )
             try:
                 yield from self._read(request, answer, timeout_s or self._timeout_s)
                 return
             except ClientError as error:
-                if not _may_resume(error, answer, resumes, self._max_resumes):
+                if not may_resume(error, answer, resumes, self._max_resumes):
                     raise
                 self._pause.wait(pause_s(resumes))
 
@@ -97,28 +101,48 @@ class Client(Generating):
         check_text("request_id", request_id)
         request = generation_pb2.CancelRequestRequest(request_id=request_id)
         with errors_of():
-            return self._stub.CancelRequest(request, timeout=SHORT_CALL_S).found
+            return self._stub.CancelRequest(
+                request, timeout=SHORT_CALL_S, metadata=self._metadata
+            ).found
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as a generation would encode it."""
         check_text("text", text)
         request = generation_pb2.TokenizeRequest(text=text)
         with errors_of():
-            return list(self._stub.Tokenize(request, timeout=SHORT_CALL_S).token_ids)
+            return list(
+                self._stub.Tokenize(
+                    request, timeout=SHORT_CALL_S, metadata=self._metadata
+                ).token_ids
+            )
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of token ids."""
         check_token_ids("token_ids", token_ids)
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
         with errors_of():
-            return self._stub.Detokenize(request, timeout=SHORT_CALL_S).text
+            return self._stub.Detokenize(
+                request, timeout=SHORT_CALL_S, metadata=self._metadata
+            ).text
 
     def models(self) -> list[str]:
         """Names of the models served."""
         request = generation_pb2.ListModelsRequest()
         with errors_of():
-            answer = self._stub.ListModels(request, timeout=SHORT_CALL_S)
+            answer = self._stub.ListModels(request, timeout=SHORT_CALL_S, metadata=self._metadata)
         return [model.id for model in answer.models]
+
+    def explain(self, request_id: str, *, what_if: bool = False) -> tuple[Decision, ...]:
+        """Why a request ran where it ran: its decisions, oldest first; empty if none is kept.
+
+        Args:
+            what_if: Also search for the smallest changes that would have changed the choice.
+        """
+        check_text("request_id", request_id)
+        request = routing_pb2.ExplainRequest(request_id=request_id, what_if=what_if)
+        with errors_of():
+            answer = self._routing.Explain(request, timeout=EXPLAIN_S, metadata=self._metadata)
+        return decisions_of(answer.decisions)
 
     def close(self) -> None:
         """Closes the connection; running streams are cancelled."""
@@ -127,7 +151,7 @@ class Client(Generating):
     def _read(
         self, request: generation_pb2.GenerateRequest, answer: Answer, timeout_s: float
     ) -> Generator[Chunk]:
-        call = self._stub.Generate(request, timeout=timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             with errors_of(answer):
                 for message in call:
@@ -144,14 +168,23 @@ class AsyncClient(AsyncGenerating):
         address: host:port of a balancer.
         timeout_s: Deadline of a generation that names none.
         max_resumes: How often a broken stream is resumed.
+        access: What it takes to be let in: API key, TLS; absent: plaintext, and no key.
     """
 
     def __init__(
-        self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
+        self,
+        address: str,
+        *,
+        timeout_s: float = 600.0,
+        max_resumes: int = MAX_RESUMES,
+        access: Access | None = None,
     ) -> None:
         check_text("address", address)
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        access = access or Access()
+        self._metadata = access.metadata
+        self._channel = open_aio_channel(address, access)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self._routing = routing_pb2_grpc.RoutingServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._max_resumes = max_resumes
 
@@ -165,6 +198,7 @@ class AsyncClient(AsyncGenerating):
         last_seq: int = 0,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk]:
         """See `Client.stream`. Close it (`contextlib.aclosing`) to cancel the request."""
@@ -178,8 +212,11 @@ class AsyncClient(AsyncGenerating):
                 last_seq=answer.last_seq,
                 cache_salt=cache_salt,
                 priority=priority,
+                targets=targets,
             )
-            call = self._stub.Generate(request, timeout=timeout_s or self._timeout_s)
+            call = self._stub.Generate(
+                request, timeout=timeout_s or self._timeout_s, metadata=self._metadata
+            )
             try:
                 with errors_of(answer):
                     async for message in call:
@@ -187,7 +224,7 @@ class AsyncClient(AsyncGenerating):
                 answer.check_end()
                 return
             except ClientError as error:
-                if not _may_resume(error, answer, resumes, self._max_resumes):
+                if not may_resume(error, answer, resumes, self._max_resumes):
                     raise
             finally:
                 call.cancel()
@@ -198,65 +235,53 @@ class AsyncClient(AsyncGenerating):
         check_text("request_id", request_id)
         request = generation_pb2.CancelRequestRequest(request_id=request_id)
         with errors_of():
-            return (await self._stub.CancelRequest(request, timeout=SHORT_CALL_S)).found
+            return (
+                await self._stub.CancelRequest(
+                    request, timeout=SHORT_CALL_S, metadata=self._metadata
+                )
+            ).found
 
     async def tokenize(self, text: str) -> list[int]:
         """See `Client.tokenize`."""
         check_text("text", text)
         request = generation_pb2.TokenizeRequest(text=text)
         with errors_of():
-            return list((await self._stub.Tokenize(request, timeout=SHORT_CALL_S)).token_ids)
+            return list(
+                (
+                    await self._stub.Tokenize(
+                        request, timeout=SHORT_CALL_S, metadata=self._metadata
+                    )
+                ).token_ids
+            )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """See `Client.detokenize`."""
         check_token_ids("token_ids", token_ids)
         request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
         with errors_of():
-            return (await self._stub.Detokenize(request, timeout=SHORT_CALL_S)).text
+            return (
+                await self._stub.Detokenize(request, timeout=SHORT_CALL_S, metadata=self._metadata)
+            ).text
 
     async def models(self) -> list[str]:
         """See `Client.models`."""
         request = generation_pb2.ListModelsRequest()
         with errors_of():
-            answer = await self._stub.ListModels(request, timeout=SHORT_CALL_S)
+            answer = await self._stub.ListModels(
+                request, timeout=SHORT_CALL_S, metadata=self._metadata
+            )
         return [model.id for model in answer.models]
+
+    async def explain(self, request_id: str, *, what_if: bool = False) -> tuple[Decision, ...]:
+        """See `Client.explain`."""
+        check_text("request_id", request_id)
+        request = routing_pb2.ExplainRequest(request_id=request_id, what_if=what_if)
+        with errors_of():
+            answer = await self._routing.Explain(
+                request, timeout=EXPLAIN_S, metadata=self._metadata
+            )
+        return decisions_of(answer.decisions)
 
     async def close(self) -> None:
         """Closes the connection; running streams are cancelled."""
         await self._channel.close()
-
-
-class HasProgress(Protocol):
-    """An answer that knows how far it came."""
-
-    last_seq: int
-
-
-def pause_s(resumes: int) -> float:
-    """Seconds to wait before a broken stream is resumed once more."""
-    return _PAUSES_S[min(resumes, len(_PAUSES_S) - 1)]
-
-
-@contextmanager
-def errors_of(answer: HasProgress | None = None) -> Iterator[None]:
-    """Turns a failed call into a ClientError."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        last_seq = answer.last_seq if answer is not None else 0
-        # Pairs in both kinds of calls; the stubs know only the class of the blocking one.
-        trailers = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
-        raise from_call(error.code(), error.details(), trailers, last_seq=last_seq) from error
-
-
-def _may_resume(error: ClientError, answer: Answer, resumes: int, max_resumes: int) -> bool:
-    """Whether to send the call again: only what broke on the way, and only so often.
-
-    A duplicate id right after a break is our own call that the server has not seen end yet; as the
-    first answer it is a mistake of the caller.
-    """
-    if answer.is_complete or resumes >= max_resumes:
-        return False
-    if error.reason == "DUPLICATE_REQUEST":
-        return resumes > 0
-    return error.is_resumable

@@ -22,12 +22,13 @@ from contextlib import aclosing
 import grpc
 import grpc.aio
 
+from client.calls import MAX_RESUMES, SHORT_CALL_S, errors_of, pause_s
 from client.checks import check_text
-from client.client import CHANNEL_OPTIONS, MAX_RESUMES, SHORT_CALL_S, errors_of, pause_s
 from client.errors import ClientError
 from client.generating import AsyncGenerating, Generating
 from client.routed import RoutedAnswer
-from client.types import Chunk, Prompt, Sampling
+from client.transport import Access, open_aio_channel, open_channel
+from client.types import Chunk, Prompt, Sampling, Targets
 from client.wire import make_request
 from disagg.v1 import (
     decode_pb2_grpc,
@@ -45,12 +46,20 @@ class AsyncDirectClient(AsyncGenerating):
         address: host:port of a balancer; decode members have to be reachable as well.
         timeout_s: Deadline of a generation that names none, for each of its calls.
         max_resumes: How often a broken stream is resumed.
+        access: What it takes to be let in: API key, TLS; absent: plaintext, and no key.
     """
 
     def __init__(
-        self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
+        self,
+        address: str,
+        *,
+        timeout_s: float = 600.0,
+        max_resumes: int = MAX_RESUMES,
+        access: Access | None = None,
     ) -> None:
         check_text("address", address)
+        self._access = access or Access()
+        self._metadata = self._access.metadata
         self._channels: dict[str, grpc.aio.Channel] = {}
         balancer = self._channel(address)
         self._routing = routing_pb2_grpc.RoutingServiceStub(balancer)
@@ -68,6 +77,7 @@ class AsyncDirectClient(AsyncGenerating):
         last_seq: int = 0,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk]:
         """See `Client.stream`. Close it (`contextlib.aclosing`) to cancel the request."""
@@ -80,6 +90,7 @@ class AsyncDirectClient(AsyncGenerating):
                 last_seq=last_seq,
                 cache_salt=cache_salt,
                 priority=priority,
+                targets=targets,
             )
         )
         for resumes in range(self._max_resumes + 1):
@@ -101,7 +112,9 @@ class AsyncDirectClient(AsyncGenerating):
 
     async def _read(self, answer: RoutedAnswer, timeout_s: float) -> AsyncGenerator[Chunk]:
         with errors_of(answer):
-            response = await self._routing.Route(answer.route_request(), timeout=timeout_s)
+            response = await self._routing.Route(
+                answer.route_request(), timeout=timeout_s, metadata=self._metadata
+            )
         chunk = answer.take_route(response)
         if not response.HasField("decode"):
             if chunk:
@@ -127,7 +140,11 @@ class AsyncDirectClient(AsyncGenerating):
         request = generation_pb2.DetokenizeRequest(token_ids=answer.new_ids)
         try:
             with errors_of(answer):
-                return (await self._generation.Detokenize(request, timeout=SHORT_CALL_S)).text
+                return (
+                    await self._generation.Detokenize(
+                        request, timeout=SHORT_CALL_S, metadata=self._metadata
+                    )
+                ).text
         except ClientError as error:
             if error.code == "INVALID_ARGUMENT":  # the model came without a tokenizer
                 return ""
@@ -135,7 +152,7 @@ class AsyncDirectClient(AsyncGenerating):
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = open_aio_channel(address, self._access)
         return self._channels[address]
 
 
@@ -146,12 +163,20 @@ class DirectClient(Generating):
         address: host:port of a balancer; decode members have to be reachable as well.
         timeout_s: Deadline of a generation that names none, for each of its calls.
         max_resumes: How often a broken stream is resumed.
+        access: What it takes to be let in: API key, TLS; absent: plaintext, and no key.
     """
 
     def __init__(
-        self, address: str, *, timeout_s: float = 600.0, max_resumes: int = MAX_RESUMES
+        self,
+        address: str,
+        *,
+        timeout_s: float = 600.0,
+        max_resumes: int = MAX_RESUMES,
+        access: Access | None = None,
     ) -> None:
         check_text("address", address)
+        self._access = access or Access()
+        self._metadata = self._access.metadata
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
         balancer = self._channel(address)
@@ -171,6 +196,7 @@ class DirectClient(Generating):
         last_seq: int = 0,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> Generator[Chunk]:
         """See `Client.stream`."""
@@ -183,6 +209,7 @@ class DirectClient(Generating):
                 last_seq=last_seq,
                 cache_salt=cache_salt,
                 priority=priority,
+                targets=targets,
             )
         )
         for resumes in range(self._max_resumes + 1):
@@ -204,7 +231,7 @@ class DirectClient(Generating):
     def _read(self, answer: RoutedAnswer, timeout_s: float) -> Generator[Chunk]:
         with errors_of(answer):
             response: routing_pb2.RouteResponse = self._routing.Route(
-                answer.route_request(), timeout=timeout_s
+                answer.route_request(), timeout=timeout_s, metadata=self._metadata
             )
         chunk = answer.take_route(response)
         if not response.HasField("decode"):
@@ -231,7 +258,9 @@ class DirectClient(Generating):
         request = generation_pb2.DetokenizeRequest(token_ids=answer.new_ids)
         try:
             with errors_of(answer):
-                return self._generation.Detokenize(request, timeout=SHORT_CALL_S).text
+                return self._generation.Detokenize(
+                    request, timeout=SHORT_CALL_S, metadata=self._metadata
+                ).text
         except ClientError as error:
             if error.code == "INVALID_ARGUMENT":  # the model came without a tokenizer
                 return ""
@@ -240,5 +269,5 @@ class DirectClient(Generating):
     def _channel(self, address: str) -> grpc.Channel:
         with self._lock:
             if address not in self._channels:
-                self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+                self._channels[address] = open_channel(address, self._access)
             return self._channels[address]

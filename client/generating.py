@@ -8,7 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from client.types import Chunk, Completion, Prompt, Sampling
+from client.types import Chunk, Completion, Prompt, Sampling, Targets
 from client.wire import completion_of
 
 
@@ -26,6 +26,7 @@ class Generating(ABC):
         last_seq: int = 0,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> Generator[Chunk]:
         """Yields the answer piece by piece.
@@ -33,6 +34,7 @@ class Generating(ABC):
         Args:
             request_id: Chosen here if empty.
             last_seq: Resume: tokens up to this number were received before.
+            targets: What placement aims at; absent: what the service aims at.
 
         Raises:
             InvalidArgument: A value that cannot be sent; nothing was.
@@ -52,6 +54,7 @@ class Generating(ABC):
         sampling: Sampling | None = None,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
         """The whole answer; arguments and errors as for `stream`."""
@@ -62,6 +65,7 @@ class Generating(ABC):
             sampling=sampling,
             cache_salt=cache_salt,
             priority=priority,
+            targets=targets,
             timeout_s=timeout_s,
         )
         return completion_of(list(stream))
@@ -94,6 +98,7 @@ class AsyncGenerating(ABC):
         last_seq: int = 0,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk]:
         """See `Generating.stream`. Close it (`contextlib.aclosing`) to cancel the request."""
@@ -111,6 +116,7 @@ class AsyncGenerating(ABC):
         sampling: Sampling | None = None,
         cache_salt: str = "",
         priority: int | None = None,
+        targets: Targets | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
         """See `Generating.generate`."""
@@ -121,6 +127,7 @@ class AsyncGenerating(ABC):
             sampling=sampling,
             cache_salt=cache_salt,
             priority=priority,
+            targets=targets,
             timeout_s=timeout_s,
         )
         async with aclosing(stream) as chunks:

@@ -39,6 +39,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Seconds that placement aims at; a request that would miss its own is refused at once.
+
+    Attributes:
+        ttft_s: To the first token.
+        tpot_s: Per token after it.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
     """Log-probabilities at one position: of the chosen token, and (token id, value), best first."""
 

@@ -11,6 +11,7 @@ from client.checks import (
     check_priority,
     check_prompt,
     check_sampling,
+    check_targets,
     check_text,
 )
 from client.errors import StreamBroken
@@ -20,6 +21,7 @@ from client.types import (
     Completion,
     Prompt,
     Sampling,
+    Targets,
     Timing,
     TokenLogprobs,
     Usage,
@@ -44,6 +46,7 @@ def make_request(
     last_seq: int,
     cache_salt: str,
     priority: int | None,
+    targets: Targets | None = None,
 ) -> generation_pb2.GenerateRequest:
     """The wire request.
 
@@ -55,6 +58,7 @@ def make_request(
         check_text(name, text)
     check_integer("last_seq", last_seq, MAX_UINT64)
     check_priority(priority)
+    check_targets(targets)
     check_prompt(prompt)
     if sampling is not None:
         check_sampling(sampling)
@@ -63,6 +67,10 @@ def make_request(
     )
     if priority is not None:
         request.priority = priority
+    if targets is not None and targets.ttft_s is not None:
+        request.ttft_slo_s = targets.ttft_s
+    if targets is not None and targets.tpot_s is not None:
+        request.tpot_slo_s = targets.tpot_s
     for field in dataclasses.fields(Sampling):
         value = getattr(sampling, field.name) if sampling is not None else None
         if isinstance(value, tuple | list):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from balancer.routing.quota import FlopCount
 
@@ -130,6 +131,15 @@ class RoutingOptions:
         if promised_s is not None:
             return promised_s
         return self.ttft_slo_s + self.ttft_slo_per_token_s * num_tokens
+
+
+def class_limits(boundaries: Sequence[int]) -> tuple[str, ...]:
+    """The classes between these prompt lengths for people, e.g. `<16K`, `16K-64K`, `>=64K`."""
+    if not boundaries:
+        return ("all",)
+    texts = [f"{n // 1024}K" if n % 1024 == 0 else f"{n}" for n in boundaries]
+    between = [f"{low}-{high}" for low, high in pairwise(texts)]
+    return (f"<{texts[0]}", *between, f">={texts[-1]}")
 
 
 def _check(name: str, value: float, *, positive: bool) -> None:

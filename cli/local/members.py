@@ -26,10 +26,20 @@ class MemberRow:
     state: str
 
 
+def _channel(address: str) -> grpc.Channel:
+    """By the TLS settings that the processes have as well."""
+    from argparse import Namespace
+
+    from cli.access import access_of
+    from client.transport import open_channel
+
+    return open_channel(address, access_of(Namespace()))
+
+
 def list_members(address: str) -> list[MemberRow]:
     """Members of the balancer at `address`, prefill first; empty while nothing answers."""
     try:
-        with grpc.insecure_channel(address) as channel:
+        with _channel(address) as channel:
             answer = membership_pb2_grpc.MembershipServiceStub(channel).ListMembers(
                 membership_pb2.ListMembersRequest(), timeout=_TIMEOUT_S
             )
@@ -50,7 +60,7 @@ def list_members(address: str) -> list[MemberRow]:
 def is_ready(address: str) -> bool:
     """Whether the process at `address` says that it takes new work."""
     try:
-        with grpc.insecure_channel(address) as channel:
+        with _channel(address) as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service="readiness"), timeout=_TIMEOUT_S
             )

@@ -69,7 +69,7 @@ class ExplainResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("attempt", "age_s", "policy", "policy_version", "rotation", "verdict", "reason", "num_tokens", "cached_tokens", "length_class", "quota_s", "output_tokens", "quota_coefficients", "prefill", "decode", "is_reproduced", "has_changes", "changes")
+    __slots__ = ("attempt", "age_s", "policy", "policy_version", "rotation", "verdict", "reason", "num_tokens", "cached_tokens", "length_class", "quota_s", "output_tokens", "quota_coefficients", "prefill", "decode", "is_reproduced", "has_changes", "changes", "class_names")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Decision(_message.Message):
     IS_REPRODUCED_FIELD_NUMBER: _ClassVar[int]
     HAS_CHANGES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     age_s: float
     policy: str
@@ -106,7 +107,8 @@ class Decision(_message.Message):
     is_reproduced: bool
     has_changes: bool
     changes: _containers.RepeatedCompositeFieldContainer[DecisionChange]
-    def __init__(self, attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_version: _Optional[int] = ..., rotation: _Optional[int] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., length_class: _Optional[int] = ..., quota_s: _Optional[float] = ..., output_tokens: _Optional[int] = ..., quota_coefficients: _Optional[_Iterable[float]] = ..., prefill: _Optional[_Union[DecisionSide, _Mapping]] = ..., decode: _Optional[_Union[DecisionSide, _Mapping]] = ..., is_reproduced: _Optional[bool] = ..., has_changes: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[DecisionChange, _Mapping]]] = ...) -> None: ...
+    class_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., policy: _Optional[str] = ..., policy_version: _Optional[int] = ..., rotation: _Optional[int] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., length_class: _Optional[int] = ..., quota_s: _Optional[float] = ..., output_tokens: _Optional[int] = ..., quota_coefficients: _Optional[_Iterable[float]] = ..., prefill: _Optional[_Union[DecisionSide, _Mapping]] = ..., decode: _Optional[_Union[DecisionSide, _Mapping]] = ..., is_reproduced: _Optional[bool] = ..., has_changes: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[DecisionChange, _Mapping]]] = ..., class_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DecisionSide(_message.Message):
     __slots__ = ("chosen_id", "considered", "excluded", "runner_up_id", "margin_name", "margin", "ties")

@@ -184,3 +184,16 @@ async def test_an_address_that_cannot_be_one() -> None:
         Client("\udcf0:1")
     with pytest.raises(InvalidArgument, match=r"^address: character 1 is"):
         AsyncClient("\udcf0:1")
+
+
+@pytest.mark.medium
+async def test_why_a_request_ran_where_it_ran() -> None:
+    async with front_door(prefills=2) as door:
+        await door.generate("r1")
+        async with AsyncClient(door.balancer.host.address) as client:
+            (decision,) = await client.explain("r1", what_if=True)
+            assert await client.explain("unknown") == ()
+        assert (decision.verdict, decision.class_name) == ("place", "<16K")
+        assert decision.is_reproduced
+        assert decision.prefill.chosen_id in ("p0", "p1")
+        assert decision.changes is not None

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 from client.generating import AsyncGenerating, Generating
-from client.types import Chunk, Sampling, Timing, Usage
+from client.types import Chunk, Sampling, Targets, Timing, Usage
 
 PIECES = (
     Chunk(request_id="r", attempt=1, seq=2, token_ids=(3, 4), text="ab", seed=9),
@@ -25,6 +25,7 @@ WANTED: dict[str, Any] = {
     "model": "m",
     "cache_salt": "s",
     "priority": 1,
+    "targets": Targets(ttft_s=2.0),
     "timeout_s": 2.0,
 }
 

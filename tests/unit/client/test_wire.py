@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client import ChatMessage, InvalidArgument, Sampling, StreamBroken
+from client import ChatMessage, InvalidArgument, Sampling, StreamBroken, Targets
 from client.wire import Answer, completion_of, make_request
 from disagg.v1 import common_pb2, generation_pb2
 
@@ -33,6 +33,17 @@ def test_prompts_have_three_forms() -> None:
     for wrong in ([1, ChatMessage(role="user", content="x")], ["a"], [1.5]):
         with pytest.raises(TypeError, match="a prompt is"):
             make(wrong)
+
+
+def test_targets_are_sent_where_they_are_given() -> None:
+    assert not make("x").HasField("ttft_slo_s")
+    sent = make("x", targets=Targets(ttft_s=2.5))
+    assert (sent.ttft_slo_s, sent.HasField("tpot_slo_s")) == (2.5, False)
+    assert make("x", targets=Targets(tpot_s=1)).tpot_slo_s == 1.0
+    for wrong in (0, -1.0, float("inf"), float("nan"), "2s"):
+        with pytest.raises(InvalidArgument) as caught:
+            make("x", targets=Targets(tpot_s=wrong))
+        assert list(caught.value.fields) == ["targets.tpot_s"]
 
 
 def test_only_what_is_given_is_sent() -> None:

@@ -1,0 +1,73 @@
+"""API keys at both doors of a whole balancer, and what a tenant sees of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from disagg.v1 import generation_pb2
+from tests.fakes.front_door import PROMPT
+from tests.fakes.http_face import faced
+
+pytestmark = pytest.mark.medium
+KEYS = {"a": "a" * 32, "b": "b" * 32}
+BODY = {"prompt": "x", "max_tokens": 2}
+
+
+def bearer(tenant: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[tenant]}"}
+
+
+async def test_keys_open_the_doors_and_name_the_tenant(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("".join(f"{tenant} {key}\n" for tenant, key in KEYS.items()))
+    async with faced(auth={"keys_file": str(path)}) as (door, client):
+        for page in ("/health", "/ping", "/ready", "/metrics", "/version"):
+            assert (await client.get(page)).status_code in (200, 503), page
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            refused = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert (await client.get("/v1/models")).status_code == 401
+        assert door.prefills[0].calls == []
+        salted = BODY | {"cache_salt": "own"}
+        for body, tenant in ((BODY, "a"), (salted, "b")):
+            answer = await client.post("/v1/completions", json=body, headers=bearer(tenant))
+            assert answer.status_code == 200
+        assert [call.cache_salt for call in door.prefills[0].calls] == ["a", "b/own"]
+
+        request = generation_pb2.GenerateRequest(
+            request_id="g", token_ids=generation_pb2.TokenIds(ids=PROMPT)
+        )
+        request.sampling.max_tokens = 2
+        call = door.stub.Generate(request, timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        call = door.stub.Generate(request, timeout=10, metadata=tuple(bearer("a").items()))
+        assert [message async for message in call][-1].HasField("final")
+
+
+async def test_a_tenant_cannot_end_the_request_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("".join(f"{tenant} {key}\n" for tenant, key in KEYS.items()))
+    async with faced(auth={"keys_file": str(path)}) as (door, _):
+        request = generation_pb2.GenerateRequest(
+            request_id="g", token_ids=generation_pb2.TokenIds(ids=PROMPT)
+        )
+        request.sampling.max_tokens = 400
+        call = door.stub.Generate(request, timeout=10, metadata=tuple(bearer("a").items()))
+        await call.read()
+        cancel = generation_pb2.CancelRequestRequest(request_id="g")
+        found = {}
+        for tenant in ("b", "a"):
+            answer = await door.stub.CancelRequest(
+                cancel, timeout=5, metadata=tuple(bearer(tenant).items())
+            )
+            found[tenant] = answer.found
+        assert found == {"b": False, "a": True}
+        while await call.read() is not grpc.aio.EOF:
+            pass

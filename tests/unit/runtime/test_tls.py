@@ -1,0 +1,71 @@
+"""TLS settings and files: what is refused, and that a change is taken over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cli.certs import write_dev_certificates
+from runtime.certificate import not_after
+from runtime.metrics import Metrics
+from runtime.tls import Identity, TlsSettings, open_identity
+from runtime.watched import SecretError
+from tests.fakes.certificates import dev_certificates, tls_section
+
+
+def settings(directory: Path, mode: str = "mtls", **more: object) -> TlsSettings:
+    return TlsSettings.model_validate(tls_section(directory, mode, **more))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"mode": "tls"}, "mode tls needs cert_file"),
+        ({"mode": "mtls", "cert_file": "a", "key_file": "b"}, "mode mtls needs ca_file"),
+        (tls_section(Path("d"), "tls", peers=("a",)), "peers needs mode mtls"),
+        ({"health_port": 70000}, "65535"),
+    ],
+)
+def test_settings_that_contradict_each_other(section: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TlsSettings.model_validate(section)
+
+
+def test_off_is_no_identity() -> None:
+    assert open_identity(TlsSettings(), metrics=Metrics(), role="decode") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("tls.key", "client.key", r"tls\.key: .*; give a PEM certificate and the private key"),
+        ("tls.crt", None, r"tls\.crt and .*: .*; give a PEM certificate"),
+        ("ca.crt", None, r"ca\.crt: .*; give certificates in PEM form"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(
+    tmp_path: Path, name: str, source: str | None, message: str
+) -> None:
+    shutil.copytree(dev_certificates(), tmp_path, dirs_exist_ok=True)
+    content = (tmp_path / source).read_bytes() if source else b"nonsense"
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SecretError, match=message):
+        Identity(settings(tmp_path), metrics=Metrics(), role="decode")
+
+
+def test_a_renewed_certificate_is_taken_over(tmp_path: Path) -> None:
+    write_dev_certificates(tmp_path)
+    metrics = Metrics()
+    identity = Identity(settings(tmp_path), metrics=metrics, role="decode")
+    assert (identity.version, identity.server_name) == (1, "")
+    identity.http()
+    write_dev_certificates(tmp_path, days=60, force=True)
+    assert identity.refresh()
+    assert identity.version == 2
+    wanted = not_after((tmp_path / "tls.crt").read_text()).timestamp()
+    name = "disagg_tls_cert_expiry_timestamp_seconds"
+    assert metrics.value(name, role="decode") == wanted
+    assert not identity.refresh()
