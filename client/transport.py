@@ -86,11 +86,12 @@ def _way(access: Access) -> _Way:
     if access.server_name:
         options.append(("grpc.ssl_target_name_override", access.server_name))
     files = (access.ca_file, access.key_file, access.cert_file)
-    authorities, key, certificate = (path and _bytes(path) for path in files)
-    return _Way(grpc.ssl_channel_credentials(authorities, key, certificate), options)
+    return _Way(grpc.ssl_channel_credentials(*map(_bytes, files)), options)
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
     try:
         return path.read_bytes()
     except OSError as error:
