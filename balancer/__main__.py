@@ -15,9 +15,12 @@ from kvstore.errors import StoreUrlError
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import configure_logging
+from runtime.metrics import Metrics
+from runtime.metrics.page import PageError
 from runtime.serve import ListenError, StopSignals
 from runtime.settings import SettingsError, load_process
 from runtime.startup import exits
+from runtime.telemetry import current_trace_id
 from runtime.tracing.exporting import TracingUnavailable
 from runtime.watched import SecretError
 
@@ -25,6 +28,7 @@ _PROG = "python -m balancer"
 _STARTUP_ERRORS: dict[type[Exception], ExitCode] = {
     ModelFilesError: ExitCode.CONFIGURATION,
     ListenError: ExitCode.CONFIGURATION,
+    PageError: ExitCode.CONFIGURATION,
     RecordingError: ExitCode.CONFIGURATION,
     StoreUrlError: ExitCode.CONFIGURATION,
     SecretError: ExitCode.CONFIGURATION,
@@ -35,10 +39,23 @@ _STARTUP_ERRORS: dict[type[Exception], ExitCode] = {
 
 async def _run(settings: BalancerSettings) -> None:
     stop, clock = StopSignals(), SystemClock()
-    store = open_handoffs(settings.store, clock)
+    metrics = Metrics(
+        role="balancer",
+        model=settings.model.name or settings.model.path.resolve().name,
+        with_aliases=settings.metrics.vllm_aliases,
+        trace_id=current_trace_id,
+    )
+    store = open_handoffs(settings.store, clock, metrics)
     try:
         with stop.installed():
-            await serve(settings, clock=clock, stop=stop, store=store, version=_version())
+            await serve(
+                settings,
+                clock=clock,
+                stop=stop,
+                store=store,
+                version=_version(),
+                metrics=metrics,
+            )
     finally:
         store.close()
 

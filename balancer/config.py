@@ -15,6 +15,7 @@ from balancer.routing.quota import FlopCount
 from runtime.access import AuthSettings
 from runtime.bundled import default_model
 from runtime.logging import Form, Level
+from runtime.metrics.page import MetricsSettings
 from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
 from runtime.tls import TlsSettings
@@ -151,6 +152,11 @@ class HttpSettings(Settings):
     )
     reasoning_field: Literal["both", "reasoning_content", "reasoning"] = setting(
         "both", help="name of the thoughts of a model in chat answers"
+    )
+    ui: bool = setting(True, help="serve the status page at /ui")
+    ui_tenant: str = setting(
+        "",
+        help="with API keys: tenant whose keys open the status page; empty: keys without a tenant",
     )
     max_connections: int = setting(2048, help="connections at once", ge=1)
     grace_s: float = setting(1.0, help="seconds a stop waits for its last answers", ge=0)
@@ -307,12 +313,13 @@ class BalancerSettings(Settings):
     http: HttpSettings = HttpSettings()
     facade: FacadeSettings = FacadeSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @model_validator(mode="after")
     def _heartbeats_get_through(self) -> BalancerSettings:
         admission, calls = self.admission, self.listen.max_concurrent_calls
         wanted = admission.max_running + admission.max_waiting + _CONTROL_CALLS
-    tracing: TracingSettings = TracingSettings()
         if calls < wanted:
             raise ValueError(
                 f"listen.max_concurrent_calls {calls} leaves no room for heartbeats beside "

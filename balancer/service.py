@@ -11,7 +11,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TextIO
 
 from balancer.assembly import SharedStore, assemble
@@ -20,10 +20,12 @@ from balancer.faces import register, serving_http
 from balancer.journey.cleanup import CleanUps
 from balancer.recording import recording
 from balancer.remote.peers import GrpcPeers
+from runtime.build import tell_build
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from runtime.member import run_member
 from runtime.metrics import Metrics
+from runtime.metrics.page import serving_page
 from runtime.security import open_security
 from runtime.serve import StopSignals
 from runtime.telemetry import Tracer
@@ -41,17 +43,19 @@ async def serve(
     stop: StopSignals,
     store: SharedStore,
     version: str,
+    metrics: Metrics | None = None,
     ready_to: TextIO = sys.stdout,
 ) -> None:
     """Runs a balancer until `stop` asks it to end.
 
     Args:
         store: The caller opens and closes it.
+        metrics: Of this process; None: new ones.
         ready_to: Where the ready line goes.
 
     Raises:
         ModelFilesError: The model directory cannot be used.
-        ListenError: The address cannot be listened on.
+        ListenError, PageError: An address cannot be listened on.
         RecordingError: The recording that is asked for cannot be made.
         SecretError: A certificate or a file of keys cannot be used.
         TracingUnavailable, SettingsError: Spans cannot be sent where they should go.
@@ -63,7 +67,7 @@ async def serve(
         instance=f"balancer-{uuid.uuid4().hex[:8]}",
         clock=clock,
     ) as tracer:
-        await _serve(settings, clock, stop, store, version, tracer, ready_to)
+        await _serve(settings, clock, stop, store, version, metrics or Metrics(), tracer, ready_to)
 
 
 async def _serve(
@@ -72,14 +76,15 @@ async def _serve(
     stop: StopSignals,
     store: SharedStore,
     version: str,
+    metrics: Metrics,
     tracer: Tracer,
     ready_to: TextIO,
 ) -> None:
-    metrics = Metrics()
+    tell_build(metrics, role="balancer", version=version)
     security = open_security(settings.tls, settings.auth, role="balancer", metrics=metrics)
-    peers = GrpcPeers(security)
+    peers = GrpcPeers(security, metrics=metrics, clock=clock)
     try:
-        with _recorded(settings.routing, metrics) as record:
+        with ExitStack() as stack, _recorded(settings.routing, metrics) as record:
             # Clean-up work calls peers, so it ends before they are closed.
             async with CleanUps(limit_s=_CLEANUP_S) as cleanups:
                 balancer = assemble(
@@ -95,6 +100,7 @@ async def _serve(
                 )
                 register(balancer, version)
                 async with serving_http(balancer, version) as http_address:
+                    page = stack.enter_context(serving_page(metrics, settings.metrics))
                     address = await balancer.host.start()
                     _log.info("balancer.listening", address=address, model=balancer.codec.card.name)
                     _write_ready_line(
@@ -102,6 +108,7 @@ async def _serve(
                         address=address,
                         http=http_address,
                         health=balancer.host.health_address,
+                        metrics=page,
                     )
                     await run_member(balancer.host, stop=stop, examine=balancer.examine)
     finally:

@@ -40,6 +40,7 @@ from runtime.errors import (
     Overloaded,
     Reason,
 )
+from runtime.metrics import Metrics
 from runtime.offload import CLEANUP_S
 
 RETRY_AFTER_S = 0.05
@@ -117,6 +118,7 @@ class DecodePath:
         credits: Credits,
         budget: Budget,
         clock: Clock,
+        metrics: Metrics,
     ) -> None:
         self._engine = engine
         self._fetcher = fetcher
@@ -125,6 +127,7 @@ class DecodePath:
         self._credits = credits
         self._budget = budget
         self._clock = clock
+        self._metrics = metrics
         self._fence = AttemptFence()
 
     async def reserve(self, request_id: str, num_tokens: int, fingerprint: bytes) -> Credit:
@@ -213,6 +216,7 @@ class DecodePath:
                 Nothing is left behind in the engine or the store.
         """
         check(request)
+        emit = self._counted(emit)
         engine_request = EngineRequest(
             request_id=f"{request.request_id}#{request.attempt}",
             token_ids=(*request.token_ids, request.ticket.first_token),
@@ -226,6 +230,7 @@ class DecodePath:
             async with self._room(request) as room:
                 size = self._fetcher.size_of(len(request.token_ids))
                 with await self._budget.take(size) as grant:
+                    self._phase("handoff_wait", self._clock.now() - engine_request.arrival)
                     tokens, salt = request.token_ids, request.cache_salt
                     async with self._prefetches.taken(
                         request.request_id, request.attempt, tokens, salt
@@ -238,11 +243,26 @@ class DecodePath:
                             fetch_s=fetched.fetch_s,
                         )
                     )
+                    self._phase("fetch", fetched.fetch_s)
+                    submitted = self._clock.now()
                     handle = self._engine.submit(
                         replace(engine_request, image=fetched.image, reservation_id=room)
                     )
                     del fetched  # the engine has the state, and drops it once it is on the device
                     await _stream(handle, grant, emit)
+                    started = submitted if handle.started_at is None else handle.started_at
+                    self._phase("decode_queue", started - submitted)
+                    self._phase("decode", self._clock.now() - started)
+
+    def _counted(self, emit: Emit) -> Emit:
+        async def counting(event: DecodeEvent) -> None:
+            await emit(event)
+            self._metrics.count("disagg_stream_messages_total", role="decode")
+
+        return counting
+
+    def _phase(self, phase: str, seconds: float) -> None:
+        self._metrics.observe("disagg_phase_duration_seconds", max(0.0, seconds), phase=phase)
 
     def statistics(self) -> DecodeStatistics:
         """What is held now."""

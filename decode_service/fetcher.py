@@ -16,12 +16,27 @@ from dataclasses import dataclass
 
 from decode_service.prefetch import Prefetch
 from engine.handoff import KvLayout, SequenceImage
-from kvstore.errors import KvStoreError
+from kvstore.errors import (
+    BlockCorrupt,
+    BlockMissing,
+    KvStoreError,
+    LayoutDiffers,
+    LeaseLost,
+    TicketInvalid,
+)
 from kvstore.store import KvStore
 from kvstore.ticket import Ticket
 from runtime.clock import Clock
 from runtime.metrics import Metrics
 from runtime.offload import offload
+
+_OUTCOMES: dict[type[KvStoreError], str] = {
+    BlockMissing: "evicted",
+    BlockCorrupt: "corrupt",
+    TicketInvalid: "corrupt",
+    LeaseLost: "lease_lost",
+    LayoutDiffers: "layout_differs",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +133,22 @@ class Fetcher:
         try:
             fetched = await offload(self._executor, read)
         except KvStoreError as error:
-            self._metrics.count("disagg_handoff_total", outcome=error.cause)
+            self._count(error)
             raise
         self._metrics.count("disagg_handoff_total", outcome="ok")
         self._metrics.observe("disagg_handoff_duration_seconds", fetched.fetch_s)
         self._metrics.observe("disagg_handoff_bytes", fetched.num_bytes)
         return fetched
+
+    def _count(self, error: KvStoreError) -> None:
+        outcome = next(
+            (name for kind, name in _OUTCOMES.items() if isinstance(error, kind)), error.cause
+        )
+        self._metrics.count("disagg_handoff_total", outcome=outcome)
+        if isinstance(error, BlockMissing):
+            self._metrics.count("disagg_kv_early_evictions_total", component=error.kind)
+        elif isinstance(error, BlockCorrupt):
+            self._metrics.count("disagg_kv_checksum_failures_total", component=error.kind)
 
     @contextmanager
     def _holding(self) -> Iterator[None]:

@@ -216,6 +216,7 @@ class Prefetches:
             except BlockCorrupt as error:
                 # It was taken away, so this hand-off cannot be completed: better said at once.
                 prefetch.cause = error.cause
+                self._metrics.count("disagg_kv_checksum_failures_total", component=error.kind)
                 raise
             except KvStoreError as error:
                 # After the ticket they are read again, and that decides.

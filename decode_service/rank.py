@@ -21,7 +21,7 @@ from serving.role import Parts, Role, Service
 
 def open_service(parts: Parts[DecodeSettings]) -> Service:
     """Builds the path of a sequence and its servicer."""
-    add_events = publish_events(parts.settings.events, parts.store, parts.clock)
+    add_events = publish_events(parts.settings.events, parts.store, parts.clock, parts.metrics)
     fetch = parts.settings.fetch
     path = DecodePath(
         engine=parts.engine,
@@ -46,6 +46,7 @@ def open_service(parts: Parts[DecodeSettings]) -> Service:
             "bytes of fetched KV", fetch.max_bytes_in_flight, max_waiting=fetch.max_waiting
         ),
         clock=parts.clock,
+        metrics=parts.metrics,
     )
     servicer = DecodeServicer(
         path,

@@ -164,6 +164,8 @@ class AsyncEngine:
         idle_wait_s: longest sleep of an idle step loop; a new request ends it at once.
         stall_limit_s: age of the last progress above which the engine is not healthy; above the
             longest step and the time-out of collectives.
+        on_step: told how many seconds a step with sequences took, and how many they were; called
+            on the engine thread, so it must be quick. Placeholder steps are not told.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class AsyncEngine:
         queue_events: int = 256,
         idle_wait_s: float = 0.5,
         stall_limit_s: float = 60.0,
+        on_step: Callable[[float, int], None] | None = None,
     ) -> None:
         if queue_events < 2:
             raise ValueError(f"queue_events is {queue_events}: give at least 2")
@@ -182,6 +185,7 @@ class AsyncEngine:
         self._queue_events = queue_events
         self._idle_wait_s = idle_wait_s
         self._stall_limit_s = stall_limit_s
+        self._on_step = on_step
         # Written by the event loop, emptied by the engine thread; a deque is safe for that.
         self._commands: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name="engine-step-loop", daemon=True)
@@ -381,7 +385,12 @@ class AsyncEngine:
             self._commands.popleft()()
             # Reported before the next command, which may use the same request id again.
             self._publish(self._engine.take_events())
+        step_began = self._clock()
         decision, events = self._engine.step()
+        if self._on_step is not None:
+            num_rows = sum(isinstance(event, ChunkDone | TokenOut) for event in events)
+            if num_rows:
+                self._on_step(self._clock() - step_began, num_rows)
         if not self._complete.is_set():
             self._call_loop(asyncio.Event.set, self._complete)
         self._publish(events)

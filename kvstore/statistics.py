@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from kvstore.errors import KvStoreError
 
@@ -52,10 +53,36 @@ class StoreStatistics:
     failures: Mapping[str, int] = field(default_factory=dict)
 
 
-class Counters:
-    """Mutable side of `StoreStatistics`."""
+class Observer(Protocol):
+    """Told what a client does, on the thread that did it; must not block."""
 
-    def __init__(self) -> None:
+    def operation(self, op: str, seconds: float) -> None:
+        """An operation ended: lookup, reserve, write, commit, read, lease or abort."""
+        ...
+
+    def written(self, component: str, outcome: str, num_segments: int, num_bytes: int) -> None:
+        """Segments were written: new, present or conflict."""
+        ...
+
+    def read(self, component: str, outcome: str, num_segments: int, num_bytes: int) -> None:
+        """Segments were read: ok, missing or corrupt."""
+        ...
+
+
+def _no_time() -> float:
+    return 0.0
+
+
+class Counters:
+    """Mutable side of `StoreStatistics`, and the way to an observer.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = _no_time) -> None:
+        self.clock = clock
+        self.observer: Observer | None = None
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
@@ -79,10 +106,14 @@ class Counters:
 
 
 @contextmanager
-def counted(counters: Counters) -> Iterator[None]:
-    """Counts a library error that passes through, under its cause."""
+def counted(counters: Counters, op: str = "") -> Iterator[None]:
+    """Counts a library error that passes through, under its cause; `op` is observed."""
+    began = counters.clock()
     try:
         yield
     except KvStoreError as error:
         counters.failed(error)
         raise
+    finally:
+        if op and counters.observer is not None:
+            counters.observer.operation(op, counters.clock() - began)

@@ -34,7 +34,7 @@ from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.reading import ReadRequest, read, read_with_digests
 from kvstore.payloads.sealing import PayloadRef, block_refs
 from kvstore.pressure import Pressure, may_be_pressed, measure_pressure
-from kvstore.statistics import Counters, StoreStatistics, counted
+from kvstore.statistics import Counters, Observer, StoreStatistics, counted
 from kvstore.ticket import HandoffDraft, Ticket, TokenChain
 
 Clock = Callable[[], float]
@@ -137,7 +137,7 @@ class KvStore:
         self._fingerprint = bytes(fingerprint)
         self._clock = clock
         self._listener = Relay(listener)
-        self._counters = Counters()
+        self._counters = Counters(clock)
         self._payloads = Payloads(backend, config, self._fingerprint, self._counters)
         parts = ReaderParts(
             leases=backend,
@@ -165,6 +165,10 @@ class KvStore:
         """Tells a listener about blocks from now on; it is closed with this store."""
         self._listener.listener = listener
 
+    def observe(self, observer: Observer) -> None:
+        """Tells an observer what this client does from now on."""
+        self._counters.observer = observer
+
     # Prefixes
 
     def lookup(self, hashes: Sequence[bytes]) -> PrefixMatch:
@@ -175,7 +179,7 @@ class KvStore:
         """
         self._check_hashes(hashes)
         self._counters.add(lookups=1)
-        with counted(self._counters):
+        with counted(self._counters, "lookup"):
             num_blocks = count_contiguous(self._payloads.exist(Component.KV, hashes))
             resume_blocks = 0
             for ends in candidate_ends(num_blocks, _FIRST_STATE_BATCH):
@@ -199,7 +203,7 @@ class KvStore:
             BlockMissing, BlockCorrupt: By position; the key of a corrupt block was quarantined.
         """
         self._check_hashes(hashes)
-        with counted(self._counters), removals(self._listener, hashes):
+        with counted(self._counters, "read"), removals(self._listener, hashes):
             refs = block_refs(hashes)
             payloads = read(self._payloads, [ReadRequest(ref) for ref in refs], allocate)
             self._refresh(refs)
@@ -208,7 +212,7 @@ class KvStore:
     def get_state(self, block_hash: bytes, allocate: Allocate = new_buffer) -> memoryview:
         """Verified boundary state at the end of a block; errors as `get_blocks`."""
         self._check_hashes([block_hash])
-        with counted(self._counters):
+        with counted(self._counters, "read"):
             refs = block_refs([block_hash], Component.STATE)
             payload = read(self._payloads, [ReadRequest(refs[0])], allocate)[0]
             self._refresh(refs)
@@ -251,12 +255,12 @@ class KvStore:
             StaleAttempt: A newer attempt began already.
             BlockCorrupt: The record of attempts was damaged; start the next attempt.
         """
-        with counted(self._counters):
+        with counted(self._counters, "reserve"):
             self._handoffs.begin_attempt(request_id, attempt)
 
     def commit(self, draft: HandoffDraft) -> Ticket:
         """Writes the tail, then ticket body and lease in one step; errors as `Handoffs.commit`."""
-        with counted(self._counters), removals(self._listener, draft.block_hashes):
+        with counted(self._counters, "commit"), removals(self._listener, draft.block_hashes):
             ticket = self._handoffs.commit(draft)
         self._listener.blocks_stored(draft.block_hashes, self._config.block_tokens, draft.token_ids)
         return ticket
@@ -276,7 +280,7 @@ class KvStore:
             LayoutDiffers, TicketInvalid, StaleAttempt, LeaseLost: The ticket is refused.
             BlockMissing, BlockCorrupt: Its body is gone or wrong.
         """
-        with counted(self._counters):
+        with counted(self._counters, "lease"):
             return self._handoffs.open(ticket, tokens, salt)
 
     def prefetch(
@@ -289,13 +293,13 @@ class KvStore:
         """
         self._check_hashes(hashes)
         names = into.missing(hashes)
-        with counted(self._counters), removals(self._listener, names):
+        with counted(self._counters, "read"), removals(self._listener, names):
             requests = [ReadRequest(ref) for ref in block_refs(names)]
             into.add(names, read_with_digests(self._payloads, requests, allocate))
 
     def abort(self, handoff_id: str) -> bool:
         """Deletes a committed hand-off whoever holds it; False if there is none (any more)."""
-        with counted(self._counters):
+        with counted(self._counters, "abort"):
             return self._handoffs.abort(handoff_id)
 
     # Upkeep
@@ -350,7 +354,7 @@ class KvStore:
     ) -> list[bytes]:
         names = [name for name, _ in blocks]
         self._check_hashes(names)
-        with counted(self._counters), removals(self._listener, names):
+        with counted(self._counters, "write"), removals(self._listener, names):
             sealed = (
                 self._payloads.seal(PayloadRef(component, bytes(name), idx), payload)
                 for idx, (name, payload) in enumerate(blocks)

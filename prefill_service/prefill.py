@@ -175,6 +175,7 @@ class PrefillPath:
                 Nothing is left behind in the engine or the store.
         """
         check(request)
+        emit = self._counted(emit)
         engine_request = EngineRequest(
             request_id=f"{request.request_id}#{request.attempt}",
             token_ids=request.token_ids,
@@ -194,6 +195,7 @@ class PrefillPath:
             began = self._clock.now()
             hashes, prefix = await self._load(request)
             if prefix is not None:
+                self._phase("prefix_load", self._clock.now() - began)
                 await emit(
                     PrefixHit(
                         cached_tokens=prefix.num_tokens - prefix.replay_tokens,
@@ -229,6 +231,16 @@ class PrefillPath:
             bytes_in_flight=budget.held,
             waiting_for_bytes=budget.num_waiting,
         )
+
+    def _counted(self, emit: Emit) -> Emit:
+        async def counting(event: PrefillEvent) -> None:
+            await emit(event)
+            self._metrics.count("disagg_stream_messages_total", role="prefill")
+
+        return counting
+
+    def _phase(self, phase: str, seconds: float) -> None:
+        self._metrics.observe("disagg_phase_duration_seconds", max(0.0, seconds), phase=phase)
 
     async def _load(self, request: PromptRequest) -> tuple[tuple[bytes, ...], LoadedPrefix | None]:
         """Block hashes of the prompt and the stored prefix; hashing is worth a thread, too."""
@@ -287,6 +299,10 @@ class PrefillPath:
         num_hit = num_loaded - num_replayed
         self._metrics.count("disagg_prompt_tokens_total", num_hit, source="store_hit")
         self._metrics.count("disagg_prompt_tokens_total", num_replayed, source="replayed")
+        self._metrics.count("vllm:prefix_cache_queries_total", len(request.token_ids))
+        self._metrics.count("vllm:prefix_cache_hits_total", 0)
+        self._metrics.count("vllm:external_prefix_cache_queries_total", len(request.token_ids))
+        self._metrics.count("vllm:external_prefix_cache_hits_total", num_hit)
         num_computed = len(request.token_ids) - num_loaded
         self._metrics.count("disagg_prompt_tokens_total", num_computed, source="computed")
 
@@ -303,6 +319,8 @@ class PrefillPath:
                 elif isinstance(event, TokenOut):
                     now = self._clock.now()
                     started = submitted if handle.started_at is None else handle.started_at
+                    self._phase("prefill_queue", started - submitted)
+                    self._phase("prefill", now - started)
                     await emit(
                         FirstToken(
                             token=event, queue_s=started - submitted, compute_s=now - started
@@ -330,9 +348,13 @@ class PrefillPath:
             stored.close()
             await self._hand_out(None, publication, began, emit)
             return
+        await publication.wait_written()
+        self._phase("publish", self._clock.now() - began)
+        written = self._clock.now()
         ticket = await publication.commit(
             first_token=first.token_id, traceparent=request.traceparent
         )
+        self._phase("commit", self._clock.now() - written)
         stored.close()
         self._unclaimed += 1
         try:

@@ -81,43 +81,45 @@ class PrefixLoader:
         usable = min(len(block_hashes), (num_tokens - 1) // self._block_tokens)
         for _ in range(MAX_TRIES):
             match = self._store.lookup(block_hashes[:usable])
-            self._count_lookup(usable, match.num_blocks)
             plan = plan_resume(
                 match,
                 block_tokens=self._block_tokens,
                 window_replay_tokens=self._window_replay_tokens,
             )
+            self._count_lookup(usable, match.num_blocks, plan.num_blocks)
             if plan.num_blocks == 0:
                 break
             try:
                 return self._read(block_hashes[: plan.num_blocks], plan)
             except (BlockMissing, BlockCorrupt) as error:
                 self._metrics.count("disagg_prefix_fallback_total", cause=error.cause)
+                if isinstance(error, BlockCorrupt):
+                    self._metrics.count("disagg_kv_checksum_failures_total", component=error.kind)
                 logger.warning("stored prefix not usable, trying a shorter one: %s", error)
                 usable = plan.num_blocks - 1 if error.kind == "state" else error.index
         return None
 
-    def _count_lookup(self, num_asked: int, num_found: int) -> None:
-        self._metrics.count("disagg_kv_lookup_blocks_total", num_found, result="hit")
-        self._metrics.count("disagg_kv_lookup_blocks_total", num_asked - num_found, result="miss")
+    def _count_lookup(self, num_asked: int, num_found: int, num_usable: int) -> None:
+        """Blocks behind the last place to resume from are there, but of no use."""
+        for result, number in (
+            ("hit", num_usable),
+            ("partial", num_found - num_usable),
+            ("miss", num_asked - num_found),
+        ):
+            self._metrics.count("disagg_kv_lookup_blocks_total", number, result=result)
 
     def _read(self, block_hashes: Sequence[bytes], plan: ResumePlan) -> LoadedPrefix:
         state: Buffer = b""
         if not plan.replay_tokens:
             state = self._store.get_state(block_hashes[-1])
         blocks = tuple(self._store.get_blocks(block_hashes))
-        prefix = LoadedPrefix(
+        return LoadedPrefix(
             num_tokens=plan.num_tokens,
             blocks=blocks,
             digests=tuple(self._digest(block) for block in blocks),
             state=state,
             replay_tokens=plan.replay_tokens,
         )
-        self._metrics.count(
-            "disagg_kv_read_bytes_total", prefix.num_bytes - len(state), component="kv"
-        )
-        self._metrics.count("disagg_kv_read_bytes_total", len(state), component="state")
-        return prefix
 
     def _digest(self, payload: memoryview) -> bytes:
         """The digest that `put_block` returned to whoever wrote this payload."""

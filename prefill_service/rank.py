@@ -19,7 +19,7 @@ from serving.role import Parts, Role, Service
 
 def open_service(parts: Parts[PrefillSettings]) -> Service:
     """Builds the path of a prompt and its servicer."""
-    add_events = publish_events(parts.settings.events, parts.store, parts.clock)
+    add_events = publish_events(parts.settings.events, parts.store, parts.clock, parts.metrics)
     publish = parts.settings.publish
     path = PrefillPath(
         engine=parts.engine,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.logging import get_logger
+from runtime.loop_watch import watch_loop
 from runtime.offload import offload
 from runtime.serve import Host, StopSignals
 
@@ -119,6 +120,7 @@ async def run_member(
         async with asyncio.TaskGroup() as group:
             attendants = [
                 group.create_task(_attend(host, examine, interval_s)),
+                group.create_task(watch_loop(host.metrics, host.role)),
                 group.create_task(_announce_drain(stop, heartbeats)),
                 *(group.create_task(heartbeat.run()) for heartbeat in heartbeats),
             ]

@@ -4,15 +4,17 @@ Each rank binds sockets of its own, at the configured ports plus its number, as 
 events expect it of data-parallel ranks. Off unless an address is configured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
 from disagg.v1 import events_pb2_grpc
 from kvstore.events.announcer import Announcer
+from kvstore.events.form import Event
 from kvstore.store import KvStore
 from runtime.clock import Clock
 from runtime.logging import get_logger
+from runtime.metrics import Metrics
 from runtime.serve import ListenError
 from runtime.settings import Settings, setting
 
@@ -37,7 +39,7 @@ def _nothing(_server: grpc.aio.Server) -> None:
 
 
 def publish_events(
-    settings: EventsSettings, store: KvStore, clock: Clock
+    settings: EventsSettings, store: KvStore, clock: Clock, metrics: Metrics
 ) -> Callable[[grpc.aio.Server], None]:
     """Publishes what a rank's store client does until the client is closed.
 
@@ -68,9 +70,15 @@ def publish_events(
         )
     except OSError as error:
         raise ListenError(f"events: {error}; choose other addresses") from error
-    announcer = Announcer(publisher.publish, with_token_ids=settings.token_ids, end=publisher.close)
+
+    def publish(events: Sequence[Event]) -> None:
+        publisher.publish(events)
+        for event in events:
+            metrics.count("disagg_kv_events_published_total", type=type(event).__name__)
+
+    announcer = Announcer(publish, with_token_ids=settings.token_ids, end=publisher.close)
     store.listen(announcer)
-    servicer = KvEventServicer(publisher.ring, announcer)
+    servicer = KvEventServicer(publisher.ring, announcer, metrics)
     _log.info("events.published", endpoint=publisher.endpoint, replay=publisher.replay_endpoint)
     return lambda server: events_pb2_grpc.add_KvEventServiceServicer_to_server(servicer, server)
 

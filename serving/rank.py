@@ -92,7 +92,7 @@ def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
     check_addresses(settings.listen, run.layout.num_engines)
     open_security(settings.tls, role=kind.value, metrics=Metrics())
     layout = _layout(settings)
-    require_layout(layout.config, run, kind)
+    require_layout(layout.config, run, kind, min_redundant=settings.engine.min_redundant)
     load_weights(settings.model.path, layout.config)
     with closing(_open_store(settings, layout, "preflight", 0, SystemClock())) as store:
         store.ping()
@@ -224,9 +224,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
         )
         watch_engine(metrics, engine, role.kind, block_tokens=layout.block_tokens)
         version = installed_version("disagg")
-        tell_build(
-            metrics, role=role.name, version=version, fingerprint=store.fingerprint.hex()
-        )
+        tell_build(metrics, role=role.name, version=version, fingerprint=store.fingerprint.hex())
         page = stack.enter_context(serving_page(metrics, settings.metrics, number))
         parts = Parts(
             settings=settings,

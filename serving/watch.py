@@ -14,6 +14,7 @@ from disagg.v1 import events_pb2, events_pb2_grpc
 from kvstore.events.announcer import Announcer
 from kvstore.events.ring import Gap, Ring
 from runtime.errors import Corrupt, OutOfRange, Reason
+from runtime.metrics import Metrics
 
 Context = grpc.aio.ServicerContext[events_pb2.WatchEventsRequest, events_pb2.WatchEventsResponse]
 
@@ -28,9 +29,10 @@ class KvEventServicer(events_pb2_grpc.KvEventServiceServicer):
         announcer: Knows which blocks are stored.
     """
 
-    def __init__(self, ring: Ring, announcer: Announcer) -> None:
+    def __init__(self, ring: Ring, announcer: Announcer, metrics: Metrics) -> None:
         self._ring = ring
         self._announcer = announcer
+        self._metrics = metrics
 
     async def WatchEvents(  # type: ignore[override]  # writes its responses, see runtime.interceptors
         self, request: events_pb2.WatchEventsRequest, context: Context
@@ -52,6 +54,7 @@ class KvEventServicer(events_pb2_grpc.KvEventServiceServicer):
                 try:
                     batches = self._ring.since(number)
                 except Gap as gap:
+                    self._metrics.count("disagg_kv_events_dropped_total", type="batch")
                     raise Corrupt(
                         f"{gap}: this reader is too slow; start over with start_sequence 0",
                         reason=Reason.EVENTS_LOST,

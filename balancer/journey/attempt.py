@@ -35,6 +35,7 @@ from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
 from runtime.errors import NotFound, Reason, Unavailable
 from runtime.metrics import Metrics
+from runtime.telemetry import current
 
 _NEWS_S = 0.1  # for the end of a call that runs beside the one that failed
 
@@ -216,9 +217,11 @@ class Attempts:
         )
         if not journey.timing.first_token_us and journey.transcript.seq:
             journey.timing.first_token_us = journey.age_us(now)
+            current().event("first_token")
         self._meter.tokens(journey, journey.transcript.seq - before, now)
         if delta is not None:
             await journey.emit(delta)
+            self._metrics.count("disagg_stream_messages_total", role="balancer")
 
     @contextmanager
     def _read_ahead(self, journey: Journey, pair: Pair, call: LegCall) -> Iterator[ReadAhead]:

@@ -29,6 +29,7 @@ from runtime.channel import hop_timeout_s
 from runtime.clock import Clock
 from runtime.errors import DisaggError, Overloaded, Reason, TooLate, Unavailable
 from runtime.metrics import Metrics
+from runtime.telemetry import Span, current
 
 _CLEANUP_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a member may get room without telling us
@@ -103,7 +104,9 @@ class Placer:
     async def reserved(self, journey: Journey) -> AsyncIterator[Pair]:
         """A pair with a slot on its decode member; the slot goes back unless it was used up."""
         began = self._clock.now()
-        pair = await self._find_pair(journey)
+        span = current().child("balancer.route", {"disagg.attempt": journey.attempt})
+        with span.aside():
+            pair = await self._find_pair(journey, span)
         self._metrics.observe(
             "disagg_phase_duration_seconds", self._clock.now() - began, phase="route"
         )
@@ -163,7 +166,7 @@ class Placer:
             )
         self.look_again()
 
-    async def _find_pair(self, journey: Journey) -> Pair:
+    async def _find_pair(self, journey: Journey, span: Span) -> Pair:
         """Chooses until a decode member grants a slot; waits, within bounds, for room."""
         # What a repeated attempt waits for went away before the search began.
         started_at = self._clock.now() if journey.outage.since is None else journey.outage.since
@@ -171,6 +174,7 @@ class Placer:
         while True:
             self._room.clear()
             placement = self._place(journey, full)
+            self._describe(span, journey, placement)
             if placement.verdict is Verdict.REJECT:
                 self._metrics.count("disagg_admission_rejections_total", reason="SLO_MISSED")
                 raise Refused(
@@ -197,6 +201,21 @@ class Placer:
                 raise error
             full.clear()
             await self._wait_for_room(_LOOK_AGAIN_S)
+
+    def _describe(self, span: Span, journey: Journey, placement: Placement) -> None:
+        """The latest decision, as far as a span tells it; `Explain` has the rest."""
+        if not span.is_recording:
+            return
+        span.set(
+            {
+                "disagg.route.policy": self._router.policy.name,
+                "disagg.route.decision_id": journey.request.request_id,
+                "disagg.route.candidates": len(placement.candidates),
+                "disagg.route.prefill": placement.prefill_id,
+                "disagg.route.decode": placement.decode_id,
+                "disagg.route.margin": placement.decode_side.margin()[1],
+            }
+        )
 
     async def _hold(self, journey: Journey, placement: Placement) -> None:
         """Waits for somebody to end, or until the policy wants to be asked again.
@@ -293,12 +312,14 @@ class Placer:
         return credit_id
 
     def _count(self, outcome: str, placement: Placement) -> None:
-        self._metrics.count(
-            "disagg_route_decisions_total",
-            policy=self._router.policy.name,
-            tier=self._tiers.names[placement.length_class],
-            outcome=outcome,
-        )
+        labels = {
+            "policy": self._router.policy.name,
+            "tier": self._tiers.names[placement.length_class],
+            "outcome": outcome,
+        }
+        self._metrics.count("disagg_route_decisions_total", 1, **labels)
+        num_candidates = len(placement.prefill_side.rows) + len(placement.decode_side.rows)
+        self._metrics.observe("disagg_route_candidates", num_candidates, **labels)
 
     def _patience_s(self, journey: Journey, placement: Placement, error: DisaggError) -> float:
         """How long to wait for what is missing, counted from the begin of the search.

@@ -72,6 +72,7 @@ class Member:
     rank: int = 0
     group_size: int = 1
     window_replay_tokens: int = 0
+    metrics_address: str = ""
     draining: bool = False
     load: Load = Load()
 

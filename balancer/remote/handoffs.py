@@ -18,23 +18,27 @@ from balancer.config import StoreSettings
 from balancer.remote.peers import Ticket
 from disagg.block_hash import chain
 from kvstore import KvStore, KvStoreConfig, LeaseRecord, PrefixMatch
+from kvstore.backends.base import BackendStatistics
 from kvstore.config import parse_url
 from kvstore.errors import KvStoreError
+from kvstore.measures import StoreMeasures
 from kvstore.pressure import Pressure, Shedding
 from kvstore.resume import plan_resume
 from kvstore.store import open_backend
 from runtime.clock import Clock
 from runtime.logging import get_logger
+from runtime.metrics import Metrics
 from runtime.offload import offload
 
 _log = get_logger(__name__)
 
 # A prefill that notices its caller's leaving needs some time to take its hand-off back itself.
 _LOST_TICKET_WAIT_S = 0.3
+_ALL_SHARDS = "all"  # the servers of a cluster are asked together
 _NO_LAYOUT = bytes(8)  # pings do not depend on the layout
 
 
-def open_handoffs(settings: StoreSettings, clock: Clock) -> StoreHandoffs:
+def open_handoffs(settings: StoreSettings, clock: Clock, metrics: Metrics) -> StoreHandoffs:
     """The shared store of the settings; nothing is connected yet.
 
     Raises:
@@ -42,16 +46,15 @@ def open_handoffs(settings: StoreSettings, clock: Clock) -> StoreHandoffs:
     """
     parse_url(settings.url)
     config = KvStoreConfig(block_tokens=1, owner="balancer")  # neither matters for what is used
-    return StoreHandoffs(
-        # Members announce the fingerprint under which they store.
-        lambda fingerprint: KvStore(
-            open_backend(settings.url, config, clock.now),
-            config,
-            fingerprint=fingerprint,
-            clock=clock.now,
-        ),
-        ping_s=settings.ping_s,
-    )
+
+    # Members announce the fingerprint under which they store.
+    def open_store(fingerprint: bytes) -> KvStore:
+        backend = open_backend(settings.url, config, clock.now)
+        store = KvStore(backend, config, fingerprint=fingerprint, clock=clock.now)
+        store.observe(StoreMeasures(metrics))
+        return store
+
+    return StoreHandoffs(open_store, ping_s=settings.ping_s, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,14 @@ class StoreHandoffs:
         ping_s: How long a ping may take.
     """
 
-    def __init__(self, open_store: Callable[[bytes], Store], *, ping_s: float) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[bytes], Store],
+        *,
+        ping_s: float,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._metrics = metrics or Metrics()
         self._open_store = open_store
         self._ping_s = ping_s
         self._stores: dict[bytes, Store] = {}
@@ -156,10 +166,15 @@ class StoreHandoffs:
             self._ping.add_done_callback(_mark_seen)
         try:
             async with asyncio.timeout(self._ping_s):
-                await asyncio.shield(self._ping)
+                server = await asyncio.shield(self._ping)
         except (KvStoreError, OSError, TimeoutError) as error:
             _log.debug("store.unreachable", error=str(error))
+            self._metrics.set("disagg_kv_store_up", 0)
             return False
+        self._metrics.set("disagg_kv_store_up", 1)
+        if isinstance(server, BackendStatistics):
+            self._metrics.set("disagg_kv_store_used_bytes", server.used_bytes, shard=_ALL_SHARDS)
+            self._metrics.set("disagg_kv_store_limit_bytes", server.max_bytes, shard=_ALL_SHARDS)
         return True
 
     def look_up(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +20,13 @@ from balancer.journey.request import FinishReason, Logprobs, Sampling
 from balancer.membership import Member
 from balancer.remote.prefetch import GrpcPrefetch, Prefetch
 from disagg.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from runtime.errors import Bug, CallerLeft, Reason, Unavailable
+from runtime.clock import Clock, SystemClock
+from runtime.errors import Bug, CallerLeft, DisaggError, Reason, Unavailable
+from runtime.metrics import Metrics
 from runtime.security import NO_SECURITY, Security
 from runtime.status import from_rpc_error
+from runtime.telemetry import Span, current
+from runtime.tracing.table import Attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +159,40 @@ class Peers(Protocol):
         ...
 
 
-class GrpcPeers:
-    """`Peers` over gRPC; belongs to one event loop."""
+_DECODE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
+_PREFILL = prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name
 
-    def __init__(self, security: Security = NO_SECURITY) -> None:
+
+@dataclass(slots=True)
+class _Call:
+    """A call that runs.
+
+    Attributes:
+        span: Its client span; not the current one.
+        code: Name of its status; that of a caller who leaves, until it is known better.
+    """
+
+    span: Span
+    code: str = "CANCELLED"
+
+
+class GrpcPeers:
+    """`Peers` over gRPC; belongs to one event loop.
+
+    Args:
+        metrics: Told about every call.
+        clock: What they are timed by.
+    """
+
+    def __init__(
+        self,
+        security: Security = NO_SECURITY,
+        *,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._metrics = metrics or Metrics()
+        self._clock = clock or SystemClock()
         self._security = security
         self._version = security.version
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -171,15 +205,20 @@ class GrpcPeers:
         request = decode_pb2.ReserveSlotRequest(
             request_id=request_id, num_tokens=num_tokens, fingerprint=member.fingerprint
         )
-        async with _translated(member):
-            answer = await self._decode_stub(member).ReserveSlot(request, timeout=timeout_s)
+        attributes: Attributes = {"disagg.request_id": request_id}
+        async with self._call(member, f"{_DECODE}/ReserveSlot", attributes) as running:
+            answer = await self._decode_stub(member).ReserveSlot(
+                request, timeout=timeout_s, metadata=running.span.headers()
+            )
         return answer.credit_id
 
     async def release(self, member: Member, credit_id: str, *, timeout_s: float) -> None:
         """See `Peers.release`."""
         request = decode_pb2.ReleaseSlotRequest(credit_id=credit_id)
-        async with _translated(member):
-            await self._decode_stub(member).ReleaseSlot(request, timeout=timeout_s)
+        async with self._call(member, f"{_DECODE}/ReleaseSlot") as running:
+            await self._decode_stub(member).ReleaseSlot(
+                request, timeout=timeout_s, metadata=running.span.headers()
+            )
 
     async def prefill(
         self,
@@ -202,13 +241,16 @@ class GrpcPeers:
             report_stored=report_stored,
         )
         stub = prefill_pb2_grpc.PrefillServiceStub(self._channel(member.address))
-        stream = stub.Prefill(request, timeout=timeout_s)
-        try:
-            async with _translated(member):
+        async with self._leg(member, f"{_PREFILL}/Prefill", call) as running:
+            stream = stub.Prefill(request, timeout=timeout_s, metadata=running.span.headers())
+            try:
                 async for message in stream:
-                    yield _prefill_event(message)
-        finally:
-            stream.cancel()
+                    event = _prefill_event(message)
+                    if isinstance(event, PrefixHit):
+                        running.span.set({"disagg.cached_tokens": event.cached_tokens})
+                    yield event
+            finally:
+                stream.cancel()
 
     def prefetch(
         self, member: Member, call: LegCall, credit_id: str, *, timeout_s: float
@@ -221,20 +263,74 @@ class GrpcPeers:
             cache_salt=call.cache_salt,
             credit_id=credit_id,
         )
-        return GrpcPrefetch(self._decode_stub(member), begin, timeout_s=timeout_s)
+        span = current().call(
+            f"{_DECODE}/Prefetch", member.address, {"disagg.attempt": call.attempt}
+        )
+        return GrpcPrefetch(self._decode_stub(member), begin, timeout_s=timeout_s, span=span)
 
     async def decode(
         self, member: Member, call: LegCall, ticket: Ticket, credit_id: str, *, timeout_s: float
     ) -> AsyncGenerator[DecodeEvent]:
         """See `Peers.decode`."""
         request = decode_request(call, ticket, credit_id)
-        stream = self._decode_stub(member).Decode(request, timeout=timeout_s)
+        async with self._leg(member, f"{_DECODE}/Decode", call) as running:
+            running.span.set({"disagg.handoff_id": ticket.handoff_id})
+            stream = self._decode_stub(member).Decode(
+                request, timeout=timeout_s, metadata=running.span.headers()
+            )
+            try:
+                async for message in stream:
+                    event = _decode_event(message)
+                    if isinstance(event, Tokens) and event.finish_reason is not None:
+                        running.code = "OK"  # whoever listens may leave now
+                    yield event
+            finally:
+                stream.cancel()
+
+    def _leg(
+        self, member: Member, method: str, call: LegCall
+    ) -> AbstractAsyncContextManager[_Call]:
+        """The call of a leg; its span points to that of the attempt before, if there was one."""
+        return self._call(
+            member,
+            method,
+            {
+                "disagg.request_id": call.request_id,
+                "disagg.attempt": call.attempt,
+                "disagg.prompt_tokens": len(call.token_ids),
+            },
+            repeats=call.request_id,
+        )
+
+    @asynccontextmanager
+    async def _call(
+        self,
+        member: Member,
+        method: str,
+        attributes: Attributes | None = None,
+        *,
+        repeats: str = "",
+    ) -> AsyncIterator[_Call]:
+        """Times and traces a call and translates what it raises."""
+        began = self._clock.now()
+        running = _Call(current().call(method, member.address, attributes, repeats=repeats))
         try:
             async with _translated(member):
-                async for message in stream:
-                    yield _decode_event(message)
+                yield running
+            running.code = "OK"
+        except DisaggError as error:
+            running.code = error.code.name
+            running.span.fail(error)
+            raise
         finally:
-            stream.cancel()
+            running.span.answered(running.code)
+            running.span.end()
+            self._metrics.observe(
+                "rpc_client_call_duration_seconds",
+                self._clock.now() - began,
+                rpc_method=method,
+                rpc_response_status_code=running.code,
+            )
 
     async def keep_only(self, addresses: set[str]) -> None:
         """Closes the channels to members that are no longer known."""

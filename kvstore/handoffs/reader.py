@@ -105,7 +105,10 @@ class HandoffReader:
             BlockMissing, BlockCorrupt: A payload is gone or wrong (and quarantined).
             LeaseLost, StaleAttempt: What was read is discarded.
         """
-        with counted(self._parts.counters), removals(self._parts.listener, self._hashes):
+        with (
+            counted(self._parts.counters, "read"),
+            removals(self._parts.listener, self._hashes),
+        ):
             blocks = self._fetch_blocks(
                 allocate, Prefetched() if prefetched is None else prefetched
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore.backends.base import BlockStore, PutItem
@@ -130,9 +130,15 @@ class Payloads:
             for idx, head in zip(vanished, again, strict=True):
                 found[idx] = head
         num_written = num_bytes = 0
+        tally: Counter[tuple[str, str]] = Counter()
+        sizes: Counter[tuple[str, str]] = Counter()
         same: list[PayloadRef] = []
         conflict: BlockCorrupt | None = None
         for (sealed, item), head in zip(writes, found, strict=True):
+            outcome = "new" if head is None else "present" if head == item.header else "conflict"
+            kind = sealed.ref.component.kind, outcome
+            tally[kind] += 1
+            sizes[kind] += len(item.payload)
             if head is None:
                 num_written += 1
                 num_bytes += len(item.payload)
@@ -149,6 +155,9 @@ class Payloads:
         self.counters.add(
             blocks_written=num_written, bytes_written=num_bytes, blocks_deduplicated=len(same)
         )
+        if (observer := self.counters.observer) is not None:
+            for (component, outcome), number in tally.items():
+                observer.written(component, outcome, number, sizes[component, outcome])
         if conflict is not None:
             raise conflict
         return same

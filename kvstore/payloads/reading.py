@@ -178,6 +178,7 @@ class _Reading:
         if idx in self._failures:
             return
         if value is None:
+            self._observe(ref, "missing")
             self._failures[idx] = BlockMissing(ref.component.kind, ref.position)
             return
         part = wanted.part
@@ -194,14 +195,20 @@ class _Reading:
         try:
             found = verify_segment(value, expected, digest.finish(value))
         except HeaderError as error:
+            self._observe(ref, "corrupt")
             self._failures[idx] = BlockCorrupt(
                 ref.component.kind, ref.position, error.reason, str(error)
             )
             self._bad.append((key, bytes(value[:HEADER_BYTES])))
             return
+        self._observe(ref, "ok", len(found.payload))
         self._found[idx].append(found)
         if idx in self._arenas:
             self._arenas[idx].settle(wanted.number)
+
+    def _observe(self, ref: PayloadRef, outcome: str, num_bytes: int = 0) -> None:
+        if (observer := self._payloads.counters.observer) is not None:
+            observer.read(ref.component.kind, outcome, 1, num_bytes)
 
     def _read_rest(self, idx: int) -> None:
         """Segments 1.. of a shared payload, by its index record."""

@@ -55,6 +55,7 @@ class MemberCard:
     max_model_len: int
     block_tokens: int
     window_replay_tokens: int
+    metrics_address: str = ""
 
 
 class Announcement:
@@ -100,6 +101,7 @@ class Announcement:
             max_model_len=card.max_model_len,
             block_tokens=card.block_tokens,
             window_replay_tokens=card.window_replay_tokens,
+            metrics_address=card.metrics_address,
             ready=self._is_ready(),
             draining=self._is_draining(),
             load=wire.load_snapshot(

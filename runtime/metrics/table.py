@@ -365,7 +365,7 @@ _STORE_ROWS: tuple[Metric, ...] = (
     ),
     counter(
         "disagg_kv_events_dropped_total",
-        "KV events that a slow reader lost for good.",
+        "Times a slow reader lost events for good; `batch`: of the stream over gRPC.",
         "type",
         roles=(),
     ),

@@ -282,6 +282,7 @@ async def running_rig(
                 credits=Credits(ttl_s=5.0),
                 budget=decode_budget,
                 clock=credit_clock,
+                metrics=metrics,
             ),
             prefill_engine=prefill_engine,
             decode_engine=decode_engine,

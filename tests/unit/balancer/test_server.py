@@ -193,7 +193,8 @@ async def test_server_info_shows_what_happened() -> None:
         admin = admin_pb2_grpc.AdminServiceStub(door.channel)
         info = await admin.GetServerInfo(admin_pb2.GetServerInfoRequest(), timeout=5)
         assert (info.role, info.version) == ("balancer", "test")
-        assert info.statistics["disagg_requests_total{outcome=length,reason=}"] == 1
-        assert info.statistics["disagg_generated_tokens_total"] == 6
+        ended = "disagg_requests_total{endpoint=generate,model_name=,outcome=length,reason=}"
+        assert info.statistics[ended] == 1
+        assert info.statistics["disagg_generated_tokens_total{model_name=}"] == 6
         assert info.statistics["requests_running"] == 0
         assert info.statistics["clean_ups_failed"] == 0

@@ -63,7 +63,7 @@ async def test_a_failed_fetch_is_counted_by_cause_and_releases_what_it_held() ->
         del rig.backend._values[blocks[0]]
         with pytest.raises(BlockMissing):
             await rig.fetcher.fetch(ticket, PROMPT, "")
-        assert rig.metrics.value("disagg_handoff_total", outcome="missing_kv") == 1
+        assert rig.metrics.value("disagg_handoff_total", outcome="evicted") == 1
         assert rig.store.audit() == []
 
 

@@ -249,8 +249,13 @@ async def test_damage_in_the_store_is_refused_by_kind_counted_and_recomputed(
         damage(rig)
         error = await refused(stub, request)
         assert (error.code, error.reason) == (code, reason)
-        cause = error.metadata["cause"]
-        assert rig.metrics.value("disagg_handoff_total", outcome=cause) == 1
+        kind = "evicted" if error.metadata["cause"].startswith("missing") else "corrupt"
+        assert rig.metrics.value("disagg_handoff_total", outcome=kind) == 1
+        damage_told = {
+            "evicted": "disagg_kv_early_evictions_total",
+            "corrupt": "disagg_kv_checksum_failures_total",
+        }
+        assert rig.metrics.value(damage_told[kind]) == 1
         await rig.assert_at_rest()
         # What the balancer does next: the same request, attempt 2, nothing read.
         again = prompt(PROMPT, attempt=2, bypass_prefix=reason is Reason.CHECKSUM_DIFFERS)

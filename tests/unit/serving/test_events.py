@@ -11,6 +11,7 @@ import pytest
 from kvstore import KvStore
 from kvstore.backends.memory import MemoryBackend
 from runtime.clock import ManualClock
+from runtime.metrics import Metrics
 from runtime.serve import ListenError
 from serving.events import EventsSettings, at_rank, publish_events
 from tests.fakes.stores import FINGERPRINT, Prompt, small_config
@@ -46,7 +47,7 @@ def test_each_rank_has_addresses_of_its_own(endpoint: str, rank: int, expected: 
 
 
 def test_nothing_is_bound_unless_an_address_is_configured(store: KvStore) -> None:
-    publish_events(EventsSettings(), store, ManualClock())
+    publish_events(EventsSettings(), store, ManualClock(), Metrics())
     PROMPT.hand_over(store)
     assert store._listener.listener is None
 
@@ -57,20 +58,22 @@ def test_a_missing_library_is_named_with_the_way_out(
     monkeypatch.delitem(sys.modules, "kvstore.events.publisher", raising=False)
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ListenError, match="install the extra `events`"):
-        publish_events(EventsSettings(endpoint=LOCAL), store, ManualClock())
+        publish_events(EventsSettings(endpoint=LOCAL), store, ManualClock(), Metrics())
 
 
 def test_an_address_that_cannot_be_bound_is_named(store: KvStore) -> None:
     pytest.importorskip("zmq", reason="pyzmq is not installed (extra: events)")
     with pytest.raises(ListenError, match=r"tcp://203.0.113.7:1.*choose other addresses"):
-        publish_events(EventsSettings(endpoint="tcp://203.0.113.7:1"), store, ManualClock())
+        publish_events(
+            EventsSettings(endpoint="tcp://203.0.113.7:1"), store, ManualClock(), Metrics()
+        )
 
 
 @pytest.mark.medium
 def test_commits_are_published_until_the_store_is_closed(store: KvStore) -> None:
     zmq = pytest.importorskip("zmq", reason="pyzmq is not installed (extra: events)")
     settings = EventsSettings(endpoint=LOCAL, replay_endpoint=LOCAL, token_ids=False)
-    publish_events(settings, store, ManualClock())
+    publish_events(settings, store, ManualClock(), Metrics())
     PROMPT.hand_over(store)
     publisher = store._listener.listener._end.__self__  # type: ignore[union-attr]
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:

@@ -18,6 +18,7 @@ from kvstore.events.form import Event, encode_batch
 from kvstore.events.ring import Ring
 from runtime import status
 from runtime.errors import ErrorMap, Reason
+from runtime.metrics import Metrics
 from serving import watch
 from serving.watch import KvEventServicer
 from tests.fakes.services import serving
@@ -57,7 +58,7 @@ async def face(capacity: int = 100) -> AsyncIterator[Face]:
     announcer = Announcer(publish)  # type: ignore[arg-type]
 
     def register(server: grpc.aio.Server) -> None:
-        servicer = KvEventServicer(ring, announcer)
+        servicer = KvEventServicer(ring, announcer, Metrics())
         events_pb2_grpc.add_KvEventServiceServicer_to_server(servicer, server)
 
     async with serving("prefill", [SERVICE], frozenset(), ErrorMap(), register) as channel:

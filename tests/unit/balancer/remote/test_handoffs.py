@@ -17,6 +17,7 @@ from kvstore import PrefixMatch
 from kvstore.errors import StoreDown, StoreUrlError
 from kvstore.lookup import match_prefix
 from kvstore.pressure import Pressure
+from runtime.metrics import Metrics
 from runtime.clock import SystemClock
 
 TICKET = Ticket(handoff_id="a" * 32, fingerprint=b"layout-1", wire=b"")
@@ -122,12 +123,12 @@ async def test_a_store_that_hangs_is_unreachable() -> None:
 
 def test_a_bad_url_is_refused_at_once() -> None:
     with pytest.raises(StoreUrlError, match="gopher"):
-        open_handoffs(StoreSettings(url="gopher://x"), SystemClock())
+        open_handoffs(StoreSettings(url="gopher://x"), SystemClock(), Metrics())
 
 
 async def test_the_store_of_the_settings_is_opened_late() -> None:
     settings = StoreSettings(url="unix:///nowhere/store.sock", ping_s=0.5)
-    handoffs = open_handoffs(settings, SystemClock())
+    handoffs = open_handoffs(settings, SystemClock(), Metrics())
     assert not await handoffs.is_reachable()
     handoffs.close()
 

@@ -1,0 +1,19 @@
+"""How late an event loop is: everything a process serves waits that long."""
+
+from __future__ import annotations
+
+import asyncio
+
+from runtime.metrics import Metrics
+
+INTERVAL_S = 0.25
+
+
+async def watch_loop(metrics: Metrics, role: str, *, interval_s: float = INTERVAL_S) -> None:
+    """Measures until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + interval_s
+        await asyncio.sleep(interval_s)
+        late_s = max(0.0, loop.time() - due)
+        metrics.observe("disagg_event_loop_delay_seconds", late_s, role=role)
