@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from balancer.assembly import Balancer
 from balancer.facade.face import Parts as FacadeParts
 from balancer.facade.face import VllmEngineFace
-from balancer.http.app import make_app
+from balancer.http.app import Page, make_app
 from balancer.http.generation import Parts
 from balancer.http.server import serving
 from balancer.route import RoutingFace
@@ -18,6 +18,8 @@ from balancer.server import (
     GenerationFace,
     MembershipFace,
 )
+from balancer.ui.pages import status_pages
+from balancer.ui.watch import Watch
 from disagg.facade import vllm_engine_pb2_grpc
 from disagg.v1 import (
     admin_pb2_grpc,
@@ -83,6 +85,14 @@ def _facade(balancer: Balancer, version: str) -> VllmEngineFace:
     )
 
 
+def _status(balancer: Balancer, version: str) -> Mapping[str, Page]:
+    """The pages of the status page, if there is one."""
+    settings = balancer.settings.http
+    if not settings.ui:
+        return {}
+    return status_pages(Watch(balancer, version), tenant=settings.ui_tenant)
+
+
 @asynccontextmanager
 async def serving_http(balancer: Balancer, version: str) -> AsyncIterator[str]:
     """Serves the HTTP face while the body runs, if the settings name a port for it.
@@ -109,5 +119,7 @@ async def serving_http(balancer: Balancer, version: str) -> AsyncIterator[str]:
         version=version,
         started_at=int(balancer.clock.wall()),
     )
-    async with serving(make_app(parts), settings, balancer.host.security) as address:
+    async with serving(
+        make_app(parts, _status(balancer, version)), settings, balancer.host.security
+    ) as address:
         yield address

@@ -15,8 +15,8 @@ from balancer.ui.state import Facts, StoreFacts, finite, state_of
 from disagg.plain import plain
 
 _FRESH_S = 0.4  # less than the second at which pages ask
-_MAX_DECISIONS = 24
-_MAX_TRIPS = 16
+_MAX_DECISIONS = 8
+_MAX_TRIPS = 12
 
 
 class Watch:

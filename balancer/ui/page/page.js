@@ -66,14 +66,17 @@ const percent = (share) => `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1
 const plural = (n, word) => `${num(n)} ${word}${n === 1 ? "" : "s"}`;
 
 function duration(seconds) {
-  if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
-  if (seconds < 0.1) return `${(seconds * 1e3).toPrecision(2)} ms`;
-  if (seconds < 1) return `${Math.round(seconds * 1e3)} ms`;
-  if (seconds < 120) return `${seconds.toPrecision(3)} s`;
-  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
+  if (seconds < 0.0009995) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 0.00995) return `${(seconds * 1e3).toFixed(1)} ms`;
+  if (seconds < 0.9995) return `${Math.round(seconds * 1e3)} ms`;
+  if (Number.isInteger(seconds) && seconds < 120) return `${seconds} s`;
+  if (seconds < 9.995) return `${seconds.toFixed(2)} s`;
+  if (seconds < 119.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 7170) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172000 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
 }
-const ago = (seconds) => `${duration(seconds < 10 ? Math.round(seconds * 10) / 10 : Math.round(seconds))} ago`;
+const brief = (seconds) => (seconds < 10 ? `${seconds.toFixed(1)} s` : duration(Math.round(seconds)));
+const ago = (seconds) => `${brief(seconds)} ago`;
 
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -107,8 +110,8 @@ function top(state) {
 function tiles(state) {
   const { requests, prefill, decode } = state;
   const p50 = requests.first_token_p50_s;
-  const tile = (id, name, value, note) =>
-    el("div", { class: "tile" }, el("dt", {}, name), el("dd", { id: `tile-${id}` }, value),
+  const tile = (id, name, value, note, title) =>
+    el("div", { class: "tile", title }, el("dt", {}, name), el("dd", { id: `tile-${id}` }, value),
       el("dd", { class: "note" }, note));
   draw("tiles",
     tile("running", "Requests running", num(requests.running), `${num(requests.waiting)} waiting`),
@@ -119,7 +122,8 @@ function tiles(state) {
     tile("prefill", "Prefill engines", `${num(prefill.ready)} of ${num(prefill.total)}`,
       `${duration(prefill.quota_s)} of work ahead`),
     tile("decode", "Decode ranks", `${num(decode.ready)} of ${num(decode.total)}`,
-      `imbalance ${decode.imbalance.requests.toFixed(2)} req, ${decode.imbalance.kv_tokens.toFixed(2)} KV`));
+      `imbalance ${decode.imbalance.requests.toFixed(2)} / ${decode.imbalance.kv_tokens.toFixed(2)}`,
+      "largest over mean, of requests and of KV tokens"));
 }
 
 function spark(values) {
@@ -136,7 +140,7 @@ function spark(values) {
 function engines(state, rows) {
   const { members } = state.prefill;
   const most = Math.max(1e-9, ...members.quota_s);
-  return el("div", { class: rows.length > 48 ? "engines small" : "engines" }, rows.map((row) => {
+  return el("div", { class: members.id.length > 64 ? "engines small" : "engines" }, rows.map((row) => {
     const out = members.state[row] !== 0;
     const about = out ? state.states[members.state[row]]
       : `${plural(members.requests[row], "request")}, ${duration(members.quota_s[row])} of work`;
@@ -187,7 +191,7 @@ function heat(state, kind, name, values, limits, text) {
   const m = state.decode.members;
   const n = values.length;
   const most = Math.max(0, ...values);
-  const columns = n <= 64 ? 8 : n <= 256 ? 16 : n <= 1024 ? 32 : 48;
+  const columns = n <= 4 ? 4 : n <= 64 ? 8 : n <= 256 ? 16 : n <= 1024 ? 32 : 48;
   const cells = values.map((value, row) => {
     const share = Math.min(1, shareOf(value, limits[row], most));
     const out = m.state[row] !== 0;
@@ -248,19 +252,22 @@ function trips(state) {
   const end = (t) => Math.max(t.first_token_us, ...t.parts.map(([, begin, length]) => begin + length));
   const scale = Math.max(1, ...list.map(end));
   const rows = list.map((t) => el("tr", { class: "trip", "data-request": t.request_id },
-    el("td", { class: "id", title: t.request_id }, t.request_id,
-      t.attempts > 1 ? el("span", { class: "tag warn" }, `  attempt ${t.attempts}`) : null),
+    el("td", { class: "clip", title: t.request_id }, t.request_id),
     el("td", { class: "track" }, bar(t, phases, scale)),
     el("td", { class: "num" }, t.first_token_us ? duration(t.first_token_us / 1e6) : "–"),
     el("td", { class: "num narrow-off" }, bytes(t.fetched_bytes)),
     el("td", { class: "num narrow-off" }, `${num(t.prompt_tokens)} → ${num(t.generated_tokens)}`),
     el("td", { class: "num" }, duration(t.total_us / 1e6)),
-    el("td", { class: t.outcome === "failed" ? "tag bad" : "tag" }, t.reason || t.outcome)));
-  const head = ["Request", null, "First token", "Fetched", "Tokens", "In all", "End"];
-  draw("trips-body", el("table", { class: "fixed trips" }, el("thead", {}, el("tr", {}, head.map((name, i) =>
-    name === null ? el("th", { scope: "col", class: "ticks" }, el("span", { class: "sr" }, "Time since arrival"),
-      [0, 0.25, 0.5, 0.75, 1].map((f) => el("span", { class: "tick", "aria-hidden": "true", vars: { "--v": f * 100 } }, f ? duration((scale * f) / 1e6) : "0")))
-      : el("th", { scope: "col", class: [i > 1 && i < 6 ? "num" : "", i === 3 || i === 4 ? "narrow-off" : ""].join(" ").trim() || null }, name)))),
+    el("td", { class: `clip tag${t.outcome === "failed" ? " bad" : t.attempts > 1 ? " warn" : ""}` },
+      t.reason || t.outcome, t.attempts > 1 ? `, attempt ${t.attempts}` : null)));
+  const head = [["Request", "w-id"], [null, "ticks"], ["First token", "num w-num"],
+    ["Fetched", "num w-num narrow-off"], ["Tokens", "num w-num narrow-off"], ["In all", "num w-num"],
+    ["End", "w-end"]];
+  const ticks = [0, 0.5, 1].map((f) => el("span", { class: f === 1 ? "tick last" : "tick",
+    "aria-hidden": "true", vars: { "--v": f * 100 } }, f ? duration((scale * f) / 1e6) : "0"));
+  draw("trips-body", el("table", { class: "fixed trips" },
+    el("thead", {}, el("tr", {}, head.map(([name, style]) => el("th", { scope: "col", class: style },
+      name ?? [el("span", { class: "sr" }, "Time since arrival"), el("div", { class: "scale-line" }, ticks)])))),
     el("tbody", {}, rows)));
 }
 
@@ -280,8 +287,8 @@ function decisions(state) {
   if (!list.length) return draw("decisions-body", empty("Nothing was placed yet.",
     "Each request leaves a record of why it runs where it runs."));
   draw("decisions-body", el("table", { class: "fixed decisions" }, el("thead", {}, el("tr", {},
-    el("th", { scope: "col" }, "Request"), el("th", { scope: "col" }, "Prefill"),
-    el("th", { scope: "col" }, "Decode"), el("th", { scope: "col", class: "num" }, "Age"))),
+    el("th", { scope: "col", class: "w-request" }, "Request"), el("th", { scope: "col" }, "Prefill"),
+    el("th", { scope: "col" }, "Decode"), el("th", { scope: "col", class: "num w-age" }, "Age"))),
     el("tbody", {}, list.map((d) => el("tr", { "data-request": d.request_id },
       el("td", {}, el("button", { class: "open", type: "button", "data-open": d.request_id, title: d.request_id }, d.request_id),
         el("div", { class: d.verdict === "place" && d.attempt < 2 ? "tag clip" : "tag warn clip" },
@@ -289,22 +296,21 @@ function decisions(state) {
             plural(d.num_tokens, "token"), d.cached_tokens ? `${num(d.cached_tokens)} stored` : null,
           ].filter(Boolean).join(", "))),
       el("td", { title: classes[d.length_class] ? range(classes[d.length_class]) : null }, side(d.prefill)),
-      el("td", {}, side(d.decode)), el("td", { class: "num" }, duration(d.age_s < 10 ? d.age_s : Math.round(d.age_s))))))));
+      el("td", {}, side(d.decode)), el("td", { class: "num" }, brief(d.age_s)))))));
 }
 
 function store(state) {
   const s = state.store;
-  draw("store-note", s.reachable ? "answers" : "does not answer");
-  const fact = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
-  const share = (value) => (value === null ? "no limit, or not known" : percent(value));
-  draw("store-body", el("dl", { class: "facts" },
-    fact("Memory used", share(s.used_share)), fact("Held by hand-offs", share(s.handoff_share)),
-    fact("New hand-offs", s.refusal || "taken"),
-    s.num_recent ? [fact(`Of the last ${plural(s.num_recent, "request")}:`, ""),
-      fact("prompt tokens found stored", s.hit_share === null ? "–" : percent(s.hit_share)),
-      fact("published", bytes(s.published_bytes)),
-      fact("read by decode", bytes(s.fetched_bytes)),
-      fact("… of it before the ticket", s.ahead_share === null ? "–" : percent(s.ahead_share))] : null));
+  draw("store-note", !s.reachable ? "does not answer" : `answers; new hand-offs are ${s.refusal ? "refused" : "taken"}`);
+  const share = (value, none) => (value === null ? none : percent(value));
+  const fact = (name, value, title) => el("div", { title }, el("dt", {}, name), el("dd", {}, value));
+  const last = plural(s.num_recent, "request");
+  draw("store-body", el("dl", { class: "figures" },
+    fact("Memory used", share(s.used_share, "–"), "of its limit; – where it has none"),
+    fact("Hand-offs hold", share(s.handoff_share, "–"), "of its memory, not released yet"),
+    fact("Found stored", share(s.hit_share, "–"), `of the prompt tokens of the last ${last}; published ${bytes(s.published_bytes)}`),
+    fact("Read ahead", share(s.ahead_share, "–"), `before its ticket, of ${bytes(s.fetched_bytes)} that decode read for the last ${last}`)),
+    s.refusal ? el("p", { class: "hint" }, s.refusal) : null);
 }
 
 function failures(state) {
