@@ -30,7 +30,7 @@ def add_access_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def access_of(options: argparse.Namespace) -> Access:
+def access_of(options: argparse.Namespace | None = None) -> Access:
     """What the flags and the environment give.
 
     Raises:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from cli.access import access_of
 from cli.errors import calls
 from cli.local.topology import add_system_flags, topology_of
 from cli.output import duration, plural, say, show, size, table
 from runtime.errors import ExitCode
 
 if TYPE_CHECKING:
-    from client import Completion
+    from client import Client, Completion
 
 # The fact lies further back than the model's sliding window: the answer needs the KV that prefill
 # handed over.
@@ -59,10 +60,16 @@ def run(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _ask(address: str, prompt: str) -> Completion:
-    from client import Client, Sampling
+def _client(address: str) -> Client:
+    from client import Client
 
-    with calls(address), Client(address, timeout_s=_TIMEOUT_S) as client:
+    return Client(address, timeout_s=_TIMEOUT_S, access=access_of())
+
+
+def _ask(address: str, prompt: str) -> Completion:
+    from client import Sampling
+
+    with calls(address), _client(address) as client:
         say("asking")
         return client.generate(prompt, sampling=Sampling(max_tokens=64))
 

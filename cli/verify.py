@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.access import access_of
 from cli.errors import CommandError, usage
 from cli.golden import Case, Comparison, Golden, Verdict, load_golden
 from cli.local import signals
@@ -182,7 +183,7 @@ async def _replay(
         on_done()
         return comparison
 
-    async with AsyncClient(address, timeout_s=timeout_s) as client:
+    async with AsyncClient(address, timeout_s=timeout_s, access=access_of()) as client:
         # The deadlines of the calls come first and name the prompts; this one is a safety net.
         async with asyncio.timeout(timeout_s + _GRACE_S), asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(client, *item)) for item in enumerate(cases)]

@@ -28,12 +28,10 @@ class MemberRow:
 
 def _channel(address: str) -> grpc.Channel:
     """By the TLS settings that the processes have as well."""
-    from argparse import Namespace
-
     from cli.access import access_of
     from client.transport import open_channel
 
-    return open_channel(address, access_of(Namespace()))
+    return open_channel(address, access_of())
 
 
 def list_members(address: str) -> list[MemberRow]:
