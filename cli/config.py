@@ -42,12 +42,7 @@ def run(options: argparse.Namespace) -> int:
         schemas = {role: cls.model_json_schema() for role, cls in classes.items()}
         show_json(schemas[options.role] if options.role else schemas)
         return ExitCode.OK
-    # One file or environment may serve all roles, so sections of other roles are no mistakes.
-    sections = {section for role in ROLES for section in settings_class(role).model_fields}
-    loaded = {
-        role: _load(role, cls, options.config, sections - set(cls.model_fields))
-        for role, cls in classes.items()
-    }
+    loaded = {role: load_role(role, options.config) for role in classes}
     if options.json:
         show_json(
             {
@@ -83,9 +78,18 @@ def settings_class(role: str) -> type[Settings]:
     return DecodeSettings
 
 
-def _load(role: str, cls: type[Settings], file: Path | None, foreign: set[str]) -> Loaded[Settings]:
+def load_role(role: str, file: Path | None) -> Loaded[Settings]:
+    """The settings of a role from file and environment; a store need not be named.
+
+    Raises:
+        CommandError: They cannot be used.
+    """
     from runtime.settings import SettingsError, load
 
+    cls = settings_class(role)
+    # One file or environment may serve all roles, so sections of other roles are no mistakes.
+    sections = {section for name in ROLES for section in settings_class(name).model_fields}
+    foreign = sections - set(cls.model_fields)
     try:
         try:
             return load(cls, file=file, foreign_sections=foreign)

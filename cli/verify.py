@@ -118,6 +118,9 @@ def _monolith(
         )
     check_extras(options)
     from cli import monolith
+    from engine.config import EngineRole
+    from engine.fit import require_layout
+    from engine.model.config import ModelConfig
     from engine.parallel.layout import data_parallel, parse_layout
 
     name, side = topology.model.resolve().name, topology.prefill
@@ -131,6 +134,8 @@ def _monolith(
         "rebalance_after": topology.rebalance_after,
     }
     try:
+        config = ModelConfig.load(topology.model)
+        require_layout(config, run, EngineRole.NORMAL, min_redundant=topology.redundant)
         if side.ranks == 1:
             say(f"one engine in this process, model {name}")
             return monolith.run_cases(topology.model, golden.cases, **kwargs)

@@ -140,7 +140,7 @@ def build_rank(
             f"{layout.block_tokens}: leave one of them out"
         )
     config = layout.config
-    require_layout(config, run, settings.role)
+    require_layout(config, run, settings.role, min_redundant=min_redundant)
     settings = dataclasses.replace(settings, block_tokens=layout.block_tokens, cp=run.layout.cp)
     kernels = _kernels(config, run, batch_invariant=settings.batch_invariant)
     rows = max(settings.max_num_batched_tokens, ROW_MULTIPLE)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from engine.config import EngineRole
 from engine.model.config import ModelConfig
-from engine.parallel.layout import AttentionShape, ExpertShape, RunLayout, require_runnable
+from engine.parallel.layout import (
+    AttentionShape,
+    ExpertShape,
+    ExpertSlots,
+    RunLayout,
+    require_runnable,
+)
 from engine.parallel.lockstep import EngineKind
 
 # Elements of an expert's row that share a scale in quantised checkpoints.
@@ -16,8 +22,10 @@ _KINDS = {
 }
 
 
-def require_layout(config: ModelConfig, run: RunLayout, role: EngineRole) -> None:
-    """Checks that engines of a role can run a model in a layout.
+def require_layout(
+    config: ModelConfig, run: RunLayout, role: EngineRole, *, min_redundant: int = 0
+) -> None:
+    """Checks that engines of a role can run a model in a layout, with so many redundant experts.
 
     Raises:
         LayoutError: they cannot; names every reason and a way out.
@@ -29,5 +37,8 @@ def require_layout(config: ModelConfig, run: RunLayout, role: EngineRole) -> Non
         expert=ExpertShape(
             intermediate=config.moe_intermediate_size,
             quantisation_block=_SCALE_BLOCK if config.has_quantised_weights else 1,
+        ),
+        slots=ExpertSlots(
+            num_logical=config.n_routed_experts, ep=run.layout.ep, min_redundant=min_redundant
         ),
     )

@@ -1,18 +1,55 @@
-"""The flags of the dry runs: a model by name or directory, and the sizes of the parallel axes."""
+"""The flags of the dry runs: a model by name or directory, and the sizes of the parallel axes.
+
+Both may come from a settings file instead, as the services read it.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from cli.errors import usage
 from runtime.bundled import MODEL, default_model
 
 if TYPE_CHECKING:
     from engine.model.sizing.sizes import ModelSizes
-    from engine.parallel.layout import ExpertSlots, Layout
+    from engine.parallel.layout import ExpertShape, ExpertSlots, Layout
 
 DEFAULT_MIN_REDUNDANT = 1
+_FLAGS = {
+    "dp": (0, "engines per replica (default: ep / (cp * attn-tp))"),
+    "cp": (1, "ranks that share the tokens of an engine (default 1)"),
+    "ep": (1, "ranks that share the experts (default 1)"),
+    "enp": (0, "ranks that share a row table (default: one replica)"),
+    "attn_tp": (1, "ranks that share the attention heads (default 1)"),
+    "min_redundant": (
+        DEFAULT_MIN_REDUNDANT,
+        f"fewest redundant experts of a layer (default {DEFAULT_MIN_REDUNDANT})",
+    ),
+}
+# Elements of an expert's row that share a scale in quantised checkpoints.
+_SCALE_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the dry runs look at.
+
+    Attributes:
+        model: Name or directory, for messages.
+        sizes: Of the model.
+        layout: None when a size cannot be.
+        slots: Experts of a layer; None without routed experts, or without a layout.
+        errors: One sentence for each violated check.
+    """
+
+    model: str
+    sizes: ModelSizes
+    layout: Layout | None
+    slots: ExpertSlots | None
+    errors: tuple[str, ...]
 
 
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,28 +60,85 @@ def add_layout_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR|NAME",
         help=f"model directory, or v4-flash, v4-pro, v4.1-flash, llama3-70b (default {MODEL})",
     )
-    for flag, default, what in (
-        ("--dp", 0, "engines per replica (default: ep / (cp * attn-tp))"),
-        ("--cp", 1, "ranks that share the tokens of an engine (default 1)"),
-        ("--ep", 1, "ranks that share the experts (default 1)"),
-        ("--enp", 0, "ranks that share a row table (default: one replica)"),
-        ("--attn-tp", 1, "ranks that share the attention heads (default 1)"),
-        (
-            "--min-redundant",
-            DEFAULT_MIN_REDUNDANT,
-            f"fewest redundant experts of a layer (default {DEFAULT_MIN_REDUNDANT})",
-        ),
-    ):
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=what)
+    for name, (default, what) in _FLAGS.items():
+        parser.add_argument(_flag(name), type=int, default=default, metavar="N", help=what)
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="settings file of a service, TOML or JSON: model and layout as it has them",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def model_of(options: argparse.Namespace) -> ModelSizes:
-    """Sizes of the model of the flags.
+def plan_of(options: argparse.Namespace, *, ranks_per_node: int | None = None) -> Plan:
+    """Model and layout of the flags or of the file they name, and everything wrong with them.
+
+    Args:
+        options: Parsed flags; `phase` tells whose settings a file is read as, `path` is `a` where
+            rows are gathered instead of dispatched.
+        ranks_per_node: Of the GPU, where it is known.
 
     Raises:
-        CommandError: no such model, or a config that cannot be read.
+        CommandError: No such model, a config that cannot be read, or a file and flags beside it.
     """
+    options = _with_config(options)
+    sizes = _sizes(options)
+    layout, slots, violations = _layout(options, sizes, ranks_per_node)
+    return Plan(
+        model=options.model,
+        sizes=sizes,
+        layout=layout,
+        slots=slots,
+        errors=tuple(f"{check}: {text}" for check, text in violations),
+    )
+
+
+def path_of(options: argparse.Namespace) -> str:
+    """How rows reach the experts: the flag, or what the settings file says."""
+    return str(getattr(_with_config(options), "path", "auto"))
+
+
+def _with_config(options: argparse.Namespace) -> argparse.Namespace:
+    """The flags as a settings file gives them, if one is named."""
+    if options.config is None:
+        return options
+    from cli.config import load_role
+    from engine.parallel.errors import LayoutError
+    from engine.parallel.layout import data_parallel, parse_layout
+    from serving.settings import EngineProcessSettings
+
+    defaults: dict[str, object] = {"model": str(default_model()), "path": "auto"}
+    defaults |= {name: default for name, (default, _) in _FLAGS.items()}
+    for name, default in defaults.items():
+        given = getattr(options, name, default)
+        if given != default:
+            raise usage(
+                f"{_flag(name)} {given} with --config {options.config}: the file says it; leave "
+                "one of them out"
+            )
+    role = "prefill" if getattr(options, "phase", "") == "prefill" else "decode"
+    settings = cast("EngineProcessSettings", load_role(role, options.config).value)
+    group = settings.group
+    try:
+        run = parse_layout(group.layout) if group.layout else data_parallel(group.ranks)
+    except LayoutError as error:
+        raise usage(f"--config {options.config}: {error}") from error
+    layout = run.layout
+    sizes = {name: getattr(layout, name) for name in ("dp", "cp", "ep", "enp", "attn_tp")}
+    path = "auto" if run.all_to_all else "a"
+    changed: dict[str, Any] = {  # Any: as argparse's namespaces
+        **vars(options),
+        **sizes,
+        "model": str(settings.model.path),
+        "min_redundant": settings.engine.min_redundant,
+        "path": path,
+        "config": None,
+    }
+    return argparse.Namespace(**changed)
+
+
+def _sizes(options: argparse.Namespace) -> ModelSizes:
     from engine.model.config import ModelConfigError
     from engine.model.sizing.catalog import read_config
     from engine.model.sizing.sizes import ModelSizes
@@ -55,19 +149,21 @@ def model_of(options: argparse.Namespace) -> ModelSizes:
         raise usage(f"--model {options.model}: {error}") from error
 
 
-def layout_of(
-    options: argparse.Namespace, sizes: ModelSizes, *, ranks_per_node: int | None
-) -> tuple[Layout | None, ExpertSlots | None, list[str]]:
-    """Layout and slots of the flags, and everything that is wrong with them.
-
-    Returns:
-        The layout (None when a size cannot be), slots of a layer (None without routed experts),
-        and one sentence for each violated check.
-    """
+def _layout(
+    options: argparse.Namespace, sizes: ModelSizes, ranks_per_node: int | None
+) -> tuple[Layout | None, ExpertSlots | None, list[tuple[str, str]]]:
     from engine.parallel.errors import LayoutError
-    from engine.parallel.layout import AttentionShape, ExpertSlots, Layout, check_layout
+    from engine.parallel.layout import (
+        AttentionShape,
+        ExpertSlots,
+        Layout,
+        RunLayout,
+        check_layout,
+        check_rows,
+    )
 
     slots, found = None, []
+    all_to_all = getattr(options, "path", "auto") != "a"
     try:
         layout = Layout(
             dp=options.dp,
@@ -80,16 +176,17 @@ def layout_of(
             slots = ExpertSlots(
                 num_logical=sizes.num_experts, ep=layout.ep, min_redundant=options.min_redundant
             )
-        elif layout.ep > 1:
+        elif layout.ep > 1 or not all_to_all:
+            given = f"ep {layout.ep}" if layout.ep > 1 else "path a"
             found.append(
                 (
                     "EXPERTS",
-                    f"ep {layout.ep}, but {options.model} has 0 routed experts to share: leave ep "
-                    "at 1",
+                    f"{given}, but {options.model} has 0 routed experts to share: leave ep at 1 "
+                    "and path out",
                 )
             )
     except LayoutError as error:
-        return None, None, [f"{check}: {text}" for check, text in error.violations]
+        return None, None, list(error.violations)
     found += check_layout(
         layout,
         ranks_per_node=ranks_per_node,
@@ -97,4 +194,22 @@ def layout_of(
         engram_rows=sizes.engram.rows if sizes.engram else (),
         attention=AttentionShape(num_heads=sizes.num_heads, num_groups=sizes.num_groups),
     )
-    return layout, slots, [f"{check}: {text}" for check, text in found]
+    run = RunLayout(layout=layout, all_to_all=all_to_all)
+    found += check_rows(run, expert=_expert(sizes))
+    return layout, slots, found
+
+
+def _expert(sizes: ModelSizes) -> ExpertShape | None:
+    from engine.parallel.layout import ExpertShape
+
+    if not sizes.num_experts:
+        return None
+    is_quantised = sizes.expert_bytes > sizes.expert_weight_bytes
+    return ExpertShape(
+        intermediate=sizes.expert_intermediate,
+        quantisation_block=_SCALE_BLOCK if is_quantised else 1,
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import usage
 from cli.output import plural, show, show_json, size, table
-from cli.planning.flags import add_layout_flags, layout_of, model_of
+from cli.planning.flags import Plan, add_layout_flags, path_of, plan_of
 from runtime.errors import ExitCode
 
 if TYPE_CHECKING:
     from engine.parallel.layout import Layout
-    from engine.parallel.ledger import Line, StepShape
+    from engine.parallel.ledger import Line, StepShape, WireFormat
 
 DEFAULT_TOKENS = 60
 
@@ -57,36 +58,39 @@ def run(options: argparse.Namespace) -> int:
 
     if options.tokens < 0:
         raise usage(f"--tokens {options.tokens}: give 0 or more rows")
-    sizes = model_of(options)
-    layout, _, errors = layout_of(options, sizes, ranks_per_node=None)
-    if layout is None or errors:
-        raise usage("; ".join(errors))
-    shape = _shape(options, layout)
-    lines = predict_step(layout, sizes.step_model(), shape)
+    plan = plan_of(options)
+    if plan.layout is None or plan.errors:
+        if not options.json:
+            raise usage("; ".join(plan.errors))
+        show_json(_as_json((), None, plan.errors))
+        return ExitCode.CONFIGURATION
+    shape = _shape(options, plan, plan.layout)
+    lines = predict_step(plan.layout, plan.sizes.step_model(), shape)
     if options.json:
-        show_json(_as_json(lines, shape))
+        show_json(_as_json(lines, shape, ()))
     else:
-        _show(options.model, lines, shape)
+        _show(plan, lines, shape)
     return ExitCode.OK
 
 
-def _shape(options: argparse.Namespace, layout: Layout) -> StepShape:
-    from engine.model.sizing.catalog import read_config
-    from engine.parallel.ledger import FLOAT32_WIRE, FP8_WIRE, StepShape
+def _shape(options: argparse.Namespace, plan: Plan, layout: Layout) -> StepShape:
+    from engine.parallel.ledger import StepShape
     from engine.parallel.rows.modes import choose_combine, choose_path, padding_mode
 
-    path = choose_path(attn_dp=layout.dp, attn_tp=layout.attn_tp, all_to_all=options.path != "a")
-    if options.path == "b" and layout.attn_tp == 1:
+    asked = path_of(options)
+    path = choose_path(attn_dp=layout.dp, attn_tp=layout.attn_tp, all_to_all=asked != "a")
+    if asked == "b" and layout.attn_tp == 1:
         raise usage(
             f"--path b with --attn-tp {layout.attn_tp}: there are no copies to cut; use auto, or "
             "--attn-tp 2"
         )
-    if options.fused and options.path == "a":
+    if options.fused and asked == "a":
         raise usage("--fused with --path a: the fused kernel dispatches; use auto or b")
+    if options.fused and plan.slots is None:
+        raise usage(f"--fused: {plan.model} has no routed experts to dispatch to; leave it out")
     is_prefill = options.phase == "prefill"
     # As the engine chooses, with equally full attention groups.
     padding = padding_mode([max(options.tokens, 1)] * layout.dp, has_extend=is_prefill)
-    is_quantised = bool(read_config(options.model).get("quantization_config"))
     return StepShape(
         tokens=options.tokens,
         is_prefill=is_prefill,
@@ -94,21 +98,34 @@ def _shape(options: argparse.Namespace, layout: Layout) -> StepShape:
         padding=padding,
         combine=choose_combine(padding, attn_tp=layout.attn_tp),
         is_fused=options.fused,
-        wire=FP8_WIRE if is_quantised else FLOAT32_WIRE,
+        wire=_wire(plan.model),
     )
 
 
-def _as_json(lines: tuple[Line, ...], shape: StepShape) -> dict[str, object]:
+def _wire(model: str) -> WireFormat:
+    """What rows travel as: released models by their weights, others as this engine runs them."""
+    from engine.model.sizing.catalog import model_names, read_config
+    from engine.parallel.ledger import BF16_WIRE, FLOAT32_WIRE, FP8_WIRE
+
+    if read_config(model).get("quantization_config"):
+        return FP8_WIRE
+    return BF16_WIRE if model in model_names() else FLOAT32_WIRE
+
+
+def _as_json(
+    lines: tuple[Line, ...], shape: StepShape | None, errors: Sequence[str]
+) -> dict[str, object]:
+    """The object of `--json`; without a shape only the errors say anything."""
     from engine.parallel.ledger import Medium, num_device_collectives
 
     def count(medium: Medium) -> int:
         return sum(line.count for line in lines if line.medium is medium)
 
     return {
-        "tokens": shape.tokens,
-        "phase": "prefill" if shape.is_prefill else "decode",
-        "path": shape.path.value,
-        "wire": shape.wire.name,
+        "tokens": shape.tokens if shape else 0,
+        "phase": ("prefill" if shape.is_prefill else "decode") if shape else "",
+        "path": shape.path.value if shape else "",
+        "wire": shape.wire.name if shape else "",
         "lines": [
             {
                 "channel": line.channel,
@@ -124,15 +141,23 @@ def _as_json(lines: tuple[Line, ...], shape: StepShape) -> dict[str, object]:
         "host_agreements": count(Medium.HOST),
         "one_sided": count(Medium.ONE_SIDED),
         "bytes": sum(line.num_bytes for line in lines),
+        "errors": list(errors),
     }
 
 
-def _show(name: str, lines: tuple[Line, ...], shape: StepShape) -> None:
+def _show(plan: Plan, lines: tuple[Line, ...], shape: StepShape) -> None:
     from engine.parallel.ledger import num_device_collectives
 
     phase = "prefill" if shape.is_prefill else "decode"
-    show(f"{name}: one {phase} step, {plural(shape.tokens, 'row')} an engine, {shape.wire.name}")
+    dense = "" if plan.slots else "; dense, no experts to dispatch to"
+    show(
+        f"{plan.model}: one {phase} step, {plural(shape.tokens, 'row')} an engine, "
+        f"{shape.wire.name}{dense}"
+    )
     show()
+    if not lines:
+        show("  none: one rank has nobody to talk to")
+        return
     header = ("channel", "operation", "medium", "times", "bytes")
     rows = [
         (line.channel, line.operation, line.medium.value, str(line.count), size(line.num_bytes))

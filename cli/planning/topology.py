@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from cli.errors import usage
 from cli.output import plural, show, show_json, size, table
-from cli.planning.flags import add_layout_flags, layout_of, model_of
+from cli.planning.flags import Plan, add_layout_flags, plan_of
 from runtime.errors import ExitCode
 
 if TYPE_CHECKING:
     from engine.model.sizing.catalog import Gpu
     from engine.model.sizing.memory import MemoryPlan
     from engine.model.sizing.sizes import ModelSizes
-    from engine.parallel.layout import ExpertSlots, Groups, Layout
+    from engine.parallel.layout import Groups, Layout
 
 DEFAULT_GPU = "h200"
 _FAMILIES = ("dp", "cp", "ep", "enp", "attn_tp")
@@ -46,30 +46,23 @@ def run(options: argparse.Namespace) -> int:
     from engine.model.sizing.catalog import read_gpu
     from engine.model.sizing.memory import plan_memory
 
-    sizes = model_of(options)
     try:
         gpu = read_gpu(options.gpu)
     except ModelConfigError as error:
         raise usage(f"--gpu {options.gpu}: {error}") from error
-    layout, slots, errors = layout_of(options, sizes, ranks_per_node=gpu.ranks_per_node)
-    plan = None
-    if layout is not None and not errors:
-        plan = plan_memory(sizes, layout, slots, gpu)
+    plan = plan_of(options, ranks_per_node=gpu.ranks_per_node)
+    memory = None
+    if plan.layout is not None and not plan.errors:
+        memory = plan_memory(plan.sizes, plan.layout, plan.slots, gpu)
     if options.json:
-        show_json(_as_json(sizes, layout, slots, plan, gpu, errors))
+        show_json(_as_json(plan, memory, gpu))
     else:
-        _show(options.model, sizes, layout, slots, plan, gpu, errors)
-    return ExitCode.CONFIGURATION if errors else ExitCode.OK
+        _show(plan, memory, gpu)
+    return ExitCode.CONFIGURATION if plan.errors else ExitCode.OK
 
 
-def _as_json(
-    sizes: ModelSizes,
-    layout: Layout | None,
-    slots: ExpertSlots | None,
-    plan: MemoryPlan | None,
-    gpu: Gpu,
-    errors: Sequence[str],
-) -> dict[str, object]:
+def _as_json(plan: Plan, memory: MemoryPlan | None, gpu: Gpu) -> dict[str, object]:
+    sizes, layout, slots = plan.sizes, plan.layout, plan.slots
     found: dict[str, object] = {
         "world_size": layout.world_size if layout else 0,
         "groups": _groups(layout),
@@ -84,22 +77,22 @@ def _as_json(
         },
         "lockstep_block": layout.lockstep_block if layout else 0,
         "kv_bytes_per_token": round(sizes.kv_bytes_per_token),
-        "memory_per_rank_bytes": plan.weight_bytes if plan else 0,
-        "errors": list(errors),
+        "memory_per_rank_bytes": memory.weight_bytes if memory else 0,
+        "errors": list(plan.errors),
     }
-    if plan is not None:
+    if memory is not None:
         found["fit"] = {
             "gpu": gpu.name,
             "memory_bytes": gpu.memory_bytes,
-            "usable_bytes": plan.usable_bytes,
-            "weights": dict(plan.weights),
-            "host_table_bytes": plan.host_table_bytes,
-            "state_bytes_per_sequence": plan.state_bytes_per_sequence,
-            "fits": plan.is_fitting,
-            "binds": plan.binds,
-            "free_bytes": plan.free_bytes,
+            "usable_bytes": memory.usable_bytes,
+            "weights": dict(memory.weights),
+            "host_table_bytes": memory.host_table_bytes,
+            "state_bytes_per_sequence": memory.state_bytes_per_sequence,
+            "fits": memory.is_fitting,
+            "binds": memory.binds,
+            "free_bytes": memory.free_bytes,
             "context_tokens": _context(sizes),
-            "max_sequences": plan.max_sequences(_context(sizes)),
+            "max_sequences": memory.max_sequences(_context(sizes)),
         }
     return found
 
@@ -120,21 +113,14 @@ def _groups(layout: Layout | None) -> dict[str, Groups]:
     }
 
 
-def _show(
-    name: str,
-    sizes: ModelSizes,
-    layout: Layout | None,
-    slots: ExpertSlots | None,
-    plan: MemoryPlan | None,
-    gpu: Gpu,
-    errors: Sequence[str],
-) -> None:
+def _show(plan: Plan, memory: MemoryPlan | None, gpu: Gpu) -> None:
+    sizes, layout, slots = plan.sizes, plan.layout, plan.slots
     if layout is not None:
         axes = ", ".join(f"{family} {getattr(layout, family)}" for family in _FAMILIES)
-        show(f"{name}: {axes}")
-    if layout is None or plan is None:
+        show(f"{plan.model}: {axes}")
+    if layout is None or memory is None:
         show()
-        for error in errors:
+        for error in plan.errors:
             show(f"  {error}")
         return
     rows = [
@@ -146,7 +132,9 @@ def _show(
     ]
     rows += [(f"{family} groups", _listed(groups)) for family, groups in _groups(layout).items()]
     rows.append(("lockstep", f"blocks of {plural(layout.lockstep_block, 'rank')}"))
-    if slots is not None:
+    if slots is None:
+        rows.append(("experts", "none: every layer is dense, on every rank or cut by attention TP"))
+    else:
         num_bytes = slots.bytes_per_rank(sizes.expert_weight_bytes)
         rows.append(
             (
@@ -155,17 +143,14 @@ def _show(
                 f"{slots.slots_per_rank} a rank; {num_bytes / 1e6:,.1f} MB a layer and rank",
             )
         )
-    rows.append(
-        (
-            "KV",
-            f"{sizes.kv_bytes_per_token:,.0f} B a token, "
-            f"{plan.state_bytes_per_sequence / 1e6:,.2f} MB a sequence",
-        )
-    )
+    kv = f"{sizes.kv_bytes_per_token:,.0f} B a token"
+    if memory.state_bytes_per_sequence:
+        kv += f", {memory.state_bytes_per_sequence / 1e6:,.2f} MB a sequence"
+    rows.append(("KV", kv))
     show()
     for line in table(rows):
         show(line)
-    _show_memory(plan, gpu, _context(sizes))
+    _show_memory(memory, gpu, _context(sizes))
 
 
 def _context(sizes: ModelSizes) -> int:

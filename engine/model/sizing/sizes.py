@@ -78,6 +78,11 @@ class ModelSizes:
         return self.num_layers if self.num_experts else 0
 
     @property
+    def expert_intermediate(self) -> int:
+        """Inner width of a routed expert, which is three matrices; 0 for a dense model."""
+        return self.expert_parameters // (3 * self.hidden_size)
+
+    @property
     def num_parameters(self) -> int:
         """All parameters but those of drafts and row tables' layers (`engram_parameters`)."""
         shared = sum(part.parameters for name, part in self.parts.items() if name != "engram")

@@ -3,7 +3,7 @@
 from engine.parallel.layout.checks import AttentionShape, check_layout, require_valid
 from engine.parallel.layout.notation import RunLayout, data_parallel, parse_layout
 from engine.parallel.layout.ranks import Coordinates, Family, Layout
-from engine.parallel.layout.runnable import check_run, require_runnable
+from engine.parallel.layout.runnable import check_rows, check_run, require_runnable
 from engine.parallel.layout.slots import ExpertSlots
 from engine.parallel.layout.tables import TableShards
 from engine.parallel.layout.tensor_parallel import (
@@ -30,6 +30,7 @@ __all__ = [
     "Transport",
     "View",
     "check_layout",
+    "check_rows",
     "check_run",
     "check_tensor_layout",
     "data_parallel",

@@ -1,7 +1,8 @@
 """Everything that can be wrong with a layout, found at once and said with a way out.
 
 V1 to V8 are the checks of the layout specification (V3 follows from V2); HEADS is about sharing
-attention heads. Each message names both values that contradict each other.
+attention heads, SLOTS about redundant experts. Each message names both values that contradict each
+other.
 """
 
 from __future__ import annotations
@@ -159,6 +160,15 @@ def _check_tables(
                 "V4",
                 f"{experts.num_physical} physical experts laid out for ep {experts.ep} cannot be "
                 f"spread evenly over ep {layout.ep}: lay the slots out for ep {layout.ep}",
+            )
+        )
+    if experts is not None and experts.min_redundant > experts.most_redundant:
+        found.append(
+            (
+                "SLOTS",
+                f"min_redundant {experts.min_redundant} is more than the "
+                f"{experts.most_redundant} with which each of the {experts.num_logical} experts is "
+                f"on all {experts.ep} ranks: give {experts.most_redundant} or less",
             )
         )
     for rows in engram_rows:

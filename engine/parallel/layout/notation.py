@@ -67,8 +67,10 @@ def parse_layout(text: str) -> RunLayout:
     given: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in (*_SIZES, "path") or name in given:
-            raise _wrong(text, f"{part!r} is not one of {', '.join(_SIZES)}, path, once")
+        if name not in (*_SIZES, "path"):
+            raise _wrong(text, f"{part!r} is not one of {', '.join(_SIZES)}, path")
+        if name in given:
+            raise _wrong(text, f"{name} is given twice, {given[name]} and {value}: leave one out")
         given[name] = value
     path = given.pop("path", None)
     if path not in (None, *_PATHS):

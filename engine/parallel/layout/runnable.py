@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.parallel.errors import LayoutError
 from engine.parallel.layout.checks import AttentionShape, Violations, check_layout
 from engine.parallel.layout.notation import RunLayout
+from engine.parallel.layout.slots import ExpertSlots
 from engine.parallel.layout.tensor_parallel import ExpertShape
 from engine.parallel.lockstep import EngineKind
 
@@ -17,16 +18,17 @@ def check_run(
     kind: EngineKind = EngineKind.NORMAL,
     attention: AttentionShape | None = None,
     expert: ExpertShape | None = None,
+    slots: ExpertSlots | None = None,
 ) -> Violations:
     """Finds everything wrong: (check, sentence) pairs, empty when engines can run it.
 
     Args:
         run: the layout.
         kind: of the engines.
-        attention, expert: of the model; checks about what is not given are left out.
+        attention, expert, slots: of the model; checks about what is not given are left out.
     """
     layout = run.layout
-    found = check_layout(layout, kind=kind, attention=attention)
+    found = check_layout(layout, kind=kind, attention=attention, experts=slots)
     if layout.store_ranks:
         found.append(
             ("ROLE", f"store_ranks {layout.store_ranks}: ranks without an engine are for tables")
@@ -35,6 +37,12 @@ def check_run(
         found.append(
             ("SIZE", f"{layout.world_size} ranks are more than {MAX_WORLD}: split the group")
         )
+    return found + check_rows(run, expert=expert)
+
+
+def check_rows(run: RunLayout, *, expert: ExpertShape | None = None) -> Violations:
+    """Whether rows can get to the experts: who cuts them, and how experts are cut."""
+    layout, found = run.layout, []
     if layout.cp > 1 and (layout.attn_tp > 1 or not run.all_to_all):
         other = f"attn_tp {layout.attn_tp}" if layout.attn_tp > 1 else "path a"
         found.append(
@@ -63,12 +71,13 @@ def require_runnable(
     kind: EngineKind = EngineKind.NORMAL,
     attention: AttentionShape | None = None,
     expert: ExpertShape | None = None,
+    slots: ExpertSlots | None = None,
 ) -> None:
     """Runs `check_run` with the same arguments.
 
     Raises:
         LayoutError: with every violated check.
     """
-    found = check_run(run, kind=kind, attention=attention, expert=expert)
+    found = check_run(run, kind=kind, attention=attention, expert=expert, slots=slots)
     if found:
         raise LayoutError(found)

@@ -39,6 +39,11 @@ class ExpertSlots:
         return -(self.num_logical + self.min_redundant) % self.ep
 
     @property
+    def most_redundant(self) -> int:
+        """The most replicas that serve anybody: with more, an expert is on some rank twice."""
+        return self.num_logical * max(self.ep - 1, 1)
+
+    @property
     def num_extra(self) -> int:
         """Slots beyond one per logical expert."""
         return self.min_redundant + self.num_padding

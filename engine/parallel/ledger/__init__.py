@@ -1,6 +1,7 @@
 """Collectives of a step: what a layout predicts, and what a rank recorded."""
 
 from engine.parallel.ledger.predict import (
+    BF16_WIRE,
     FLOAT32_WIRE,
     FP8_WIRE,
     Line,
@@ -22,6 +23,7 @@ from engine.parallel.ledger.record import (
 )
 
 __all__ = [
+    "BF16_WIRE",
     "FLOAT32_WIRE",
     "FP8_WIRE",
     "Entry",

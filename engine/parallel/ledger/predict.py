@@ -53,6 +53,7 @@ class WireFormat:
 
 
 FP8_WIRE = WireFormat(name="fp8 rows, bf16 results", value_bytes=1, result_bytes=2, scale_group=128)
+BF16_WIRE = WireFormat(name="bf16", value_bytes=2, result_bytes=2)
 # What this engine sends on CPUs: rows with their weight and slot.
 FLOAT32_WIRE = WireFormat(name="float32", value_bytes=4, result_bytes=4, extra_bytes=8)
 

@@ -138,6 +138,7 @@ def test_a_start_that_takes_too_long_is_a_failed_check(
         (["--draft", "on"], "--draft off"),
         (["--redundant", "-2"], "--redundant -2"),
         (["--rebalance-after", "0"], "--rebalance-after 0: give 1 step"),
+        (["--monolith", "--redundant", "385"], "SLOTS: min_redundant 385 is more than the"),
         (["--decode-layout", "dp=4,cp=2,ep=8"], "V6: cp 2 with a decode engine"),
     ],
 )

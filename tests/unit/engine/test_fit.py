@@ -45,6 +45,13 @@ def test_a_layout_the_model_or_the_role_cannot_have(
         require_layout(ModelConfig.load(TINY), parse_layout(text), role)
 
 
+def test_more_redundant_experts_than_serve_anybody() -> None:
+    config, run = ModelConfig.load(TINY), parse_layout("dp=2,ep=2")
+    require_layout(config, run, EngineRole.NORMAL, min_redundant=16)
+    with pytest.raises(LayoutError, match="SLOTS: min_redundant 17 is more than the 16"):
+        require_layout(config, run, EngineRole.NORMAL, min_redundant=17)
+
+
 def test_scales_of_quantised_experts_stay_whole() -> None:
     quantised = ModelConfig.load(GOLDEN / "v4_quant")
     assert quantised.has_quantised_weights

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,56 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         main([command, "--help"])
     assert caught.value.code == 0
     assert f"example: disagg {command} --model v4.1-flash" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["topology", "ledger"])
+def test_a_settings_file_gives_model_layout_and_redundancy(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "decode.json"
+    model = str(Path("models/tiny-v4").resolve())
+    file.write_text(
+        json.dumps(
+            {
+                "model": {"path": model},
+                "group": {"layout": "dp=2,ep=2"},
+                "engine": {"min_redundant": 17},
+            }
+        )
+    )
+    assert main([command, "--config", str(file), "--json"]) == 2
+    [error] = json.loads(capsys.readouterr().out)["errors"]
+    assert error.startswith("SLOTS: min_redundant 17 is more than the 16")
+    # Ranks without a layout are engines that share the experts.
+    file.write_text(json.dumps({"model": {"path": model}, "group": {"ranks": 4}}))
+    assert main([command, "--config", str(file)]) == 0
+    assert capsys.readouterr().out.startswith(f"{model}: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "words"),
+    [
+        ("group.layout = 'dp=2'", ["--dp", "2"], "--dp 2 with --config"),
+        ("group.layout = 'dp=2'", ["--model", "v4-pro"], "--model v4-pro with --config"),
+        ("group.layout = 'dp=2,dp=4'", [], "dp is given twice, 2 and 4: leave one out"),
+        ("group.ranks = 0", [], "group.ranks"),
+        ("group.size = 3", [], "unknown setting group.size"),
+        ("[", [], "not valid .toml"),
+    ],
+)
+@pytest.mark.parametrize("command", ["topology", "ledger"])
+def test_a_file_that_says_something_else_exits_2(
+    command: str,
+    content: str,
+    flags: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "decode.toml"
+    file.write_text(content)
+    assert main([command, "--config", str(file), *flags]) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.medium

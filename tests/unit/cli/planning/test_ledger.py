@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,10 +72,55 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "12 device collectives" in out
 
 
+def test_a_dense_model_has_no_experts_to_talk_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """Attention and feed-forward sums of 80 layers, rows in bfloat16 over a ring of eight."""
+    dense = ["--model", "llama3-70b"]
+    found = ledger(capsys, *dense, "--attn-tp", "8")
+    assert (found["device_collectives"], found["wire"]) == (160, "bf16")
+    assert found["bytes"] == 72 + 160 * 2 * (60 * 8192 * 2 * 7 // 8)
+    assert main(["ledger", *dense]) == 0
+    out = capsys.readouterr().out
+    assert "bf16; dense, no experts to dispatch to" in out
+    assert "none: one rank has nobody to talk to" in out
+
+
+def test_an_invalid_layout_is_one_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ledger(capsys, *WIDE).keys()
+    assert main(["ledger", "--json", "--dp", "3", "--ep", "4", "--min-redundant", "49"]) == 2
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found.keys() == keys
+    assert [error.split(":")[0] for error in found["errors"]] == ["V2", "SLOTS"]
+    assert (found["lines"], found["bytes"], found["device_collectives"]) == ([], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "flags"),
+    [
+        ("dp=2,cp=2,ep=4", ["--dp", "2", "--cp", "2", "--ep", "4"]),
+        ("dp=2,attn_tp=2,path=a", ["--dp", "2", "--attn-tp", "2", "--ep", "4", "--path", "a"]),
+    ],
+)
+def test_a_settings_file_instead_of_flags(
+    layout: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prefill.toml"
+    # As a service reads it, with what is none of our business.
+    group = f'group = {{name = "p", layout = "{layout}"}}'
+    file.write_text(f"{group}\nfetch.max_bytes_prefetched = 4\n")
+    phase = ["--phase", "prefill"]
+    assert ledger(capsys, "--config", str(file), *phase) == ledger(capsys, *flags, *phase)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--dp", "2", "--ep", "4"], "V2: ep 4 does not divide"),
+        (["--cp", "2", "--attn-tp", "2"], "PATH: cp 2 and attn_tp 2 both decide which rows"),
+        (["--cp", "2", "--path", "a"], "PATH: cp 2 and path a both decide which rows"),
+        (["--model", "v4.1-flash", "--dp", "16", "--path", "a"], "MOE_TP: path a with ep 1 cuts"),
+        (["--model", "llama3-70b", "--path", "a"], "EXPERTS: path a, but llama3-70b has 0"),
+        (["--model", "llama3-70b", "--fused"], "--fused: llama3-70b has no routed experts"),
         (["--cp", "0"], "SIZE: cp is 0"),
         (["--tokens", "-1"], "--tokens -1: give 0 or more"),
         (["--path", "b"], "--path b with --attn-tp 1"),

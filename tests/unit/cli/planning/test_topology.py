@@ -109,6 +109,14 @@ def test_attention_tp(capsys: pytest.CaptureFixture[str]) -> None:
         (["--cp", "0", "--ep", "-1"], ["SIZE: cp is 0", "SIZE: ep is -1"]),
         (["--min-redundant", "-1"], ["SIZE: min_redundant is -1"]),
         (["--dp", "3", "--ep", "4", "--enp", "4"], ["V1: enp 4", "V2: ep 4"]),
+        (
+            ["--dp", "2", "--cp", "2", "--attn-tp", "2", "--ep", "8"],
+            ["PATH: cp 2 and attn_tp 2 both decide which rows a rank sends to the experts: set cp"],
+        ),
+        (
+            ["--dp", "2", "--ep", "2", "--min-redundant", "17"],
+            ["SLOTS: min_redundant 17 is more than the 16 with which each of the 16 experts is on"],
+        ),
         (["--cp", "16"], ["V5: cp 16 is more than the 8 ranks of a node"]),
         (["--model", "llama3-70b", "--ep", "2"], ["EXPERTS: ep 2, but llama3-70b has 0"]),
     ],
@@ -151,6 +159,13 @@ def test_text_of_a_layout_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
         "KV binds",
     ):
         assert words in out
+
+
+def test_text_of_a_dense_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topology", "--model", "llama3-70b", "--attn-tp", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "experts         none: every layer is dense" in out
+    assert "KV              327,680 B a token\n" in out
 
 
 def test_text_of_strided_groups(capsys: pytest.CaptureFixture[str]) -> None:

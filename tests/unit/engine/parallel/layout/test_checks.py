@@ -31,6 +31,12 @@ V41 = AttentionShape(num_heads=64, num_groups=8)
             "V4",
             ("ep 3", "ep 2", "lay the slots out"),
         ),
+        (
+            Layout(dp=4, ep=4),
+            {"experts": ExpertSlots(num_logical=6, ep=4, min_redundant=19)},
+            "SLOTS",
+            ("min_redundant 19", "18 with which each of the 6", "all 4 ranks", "give 18 or less"),
+        ),
         (Layout(dp=1, cp=16), {"ranks_per_node": 8}, "V5", ("cp 16", "8 ranks", "lower cp")),
         (Layout(cp=2, dp=1), {"kind": EngineKind.DECODE}, "V6", ("cp 2", "decode", "cp to 1")),
         (Layout(dp=8, enp=8), {"engram_rows": [300]}, "V7", ("enp 8", "300", "lower enp")),

@@ -29,8 +29,9 @@ def test_sizes_that_are_left_out_follow(text, layout, all_to_all):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dp=4,tp=2", "'tp=2' is not one of dp, cp, ep, enp, attn_tp, path, once"),
-        ("dp=4,dp=4", "'dp=4' is not one of"),
+        ("dp=4,tp=2", "'tp=2' is not one of dp, cp, ep, enp, attn_tp, path"),
+        ("dp=2,dp=4", "dp is given twice, 2 and 4: leave one out"),
+        ("path=a,dp=2,path=b", "path is given twice, a and b: leave one out"),
         ("", "'' is not one of"),
         ("dp=0", "dp needs a positive number, as in dp=4"),
         ("ep=x", "ep needs a positive number, as in ep=4"),
