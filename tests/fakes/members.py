@@ -123,6 +123,7 @@ class Member:
                     model="tiny-v4",
                     max_model_len=4096,
                     block_tokens=32,
+                    window_replay_tokens=378,
                     ready=ready,
                     sequence=self.sequence,
                 )

@@ -25,6 +25,7 @@ async def test_the_store_is_asked_before_the_request_is_placed() -> None:
         assert tokens_of(messages) == answer(LONG, 6)
         [(layout, num_tokens, salt)] = door.store.lookups
         assert (layout.fingerprint, num_tokens, salt) == (FINGERPRINT, len(LONG), "tenant")
+        assert layout.window_replay_tokens == 378
         [record] = door.balancer.router.decisions.explain("r1")
         asked = record.request
         assert (asked.cached_tokens, asked.tenant, asked.priority) == (64, "tenant", 3)

@@ -151,6 +151,7 @@ async def test_heartbeats_are_answered_and_listed() -> None:
         only = membership_pb2.ListMembersRequest(role=membership_pb2.MEMBER_ROLE_DECODE)
         listed = await stub.ListMembers(only, timeout=5)
         assert [m.member_id for m in listed.members] == ["d0"]
+        assert listed.members[0].window_replay_tokens == 378
         assert listed.members[0].age.ToNanoseconds() >= 0
         door.balancer.members.order_drain("d0")
         request = membership_pb2.HeartbeatRequest(member=listed.members[0])
