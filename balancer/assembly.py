@@ -112,6 +112,7 @@ class Balancer:
             num_ended=self.recent.num_ended,
             num_tokens=self.recent.num_tokens,
         )
+        self.router.pass_time(now)
         self.store.look_at_pressure()
         if not self.members.can_serve(now):
             return Condition(is_ready=False, cause="no_members")
@@ -221,6 +222,7 @@ def assemble(
         meter=meter,
         recent=recent,
         is_closing=lambda: host.is_closing,
+        says_vllm=settings.tracing.vllm_attributes,
     )
     return Balancer(
         settings=settings,

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 
 from balancer.journey.request import Request
 from balancer.text import ChatTurn, ModelCard, TextCodec
+from balancer.tracing import describe_request
 from balancer.validation import bad_field, check_generate, check_model
 from disagg.v1 import generation_pb2
 from runtime.access import current_tenant, salt_of
 from runtime.clock import Clock
+from runtime.telemetry import current
 
 Encodable = generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest
 
@@ -68,7 +70,9 @@ class Intake:
             TextError: The prompt cannot be encoded.
         """
         began = self._clock.now()
-        token_ids = await self._encode(message)
+        with current().child("balancer.text") as span:
+            token_ids = await self._encode(message)
+            span.set({"disagg.prompt_tokens": len(token_ids)})
         self._on_text(self._clock.now() - began)
         return token_ids
 
@@ -128,6 +132,7 @@ class Intake:
         )
         is_chat = message.WhichOneof("prompt") == "chat"
         request = dataclasses.replace(request, endpoint=endpoint, is_chat=is_chat)
+        describe_request(current(), message, request, model=self.card.name)
         tenant = current_tenant()
         if tenant is None:
             return request

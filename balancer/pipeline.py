@@ -29,9 +29,11 @@ from balancer.journey.running import RequestCancelled, RunningRequests
 from balancer.journey.state import Emit, Journey, Limits
 from balancer.journey.transcript import StreamBroken, Transcript
 from balancer.text import IncrementalText
+from balancer.tracing import describe_end
 from runtime.clock import Clock
 from runtime.errors import DisaggError, Overloaded, Reason
 from runtime.metrics import Metrics
+from runtime.telemetry import current
 
 _RETRY_AFTER_S = 1.0  # a store under pressure is relieved hand-off by hand-off
 
@@ -53,6 +55,7 @@ class Pipeline:
         recent: Keeps the last of what ended.
         is_closing: Whether this process breaks off what it still serves.
         make_text: A fresh incremental decoder.
+        says_vllm: Whether spans repeat times in the names of vLLM.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class Pipeline:
         meter: Meter,
         recent: RecentRequests,
         is_closing: Callable[[], bool],
+        says_vllm: bool = False,
     ) -> None:
+        self._says_vllm = says_vllm
         self._running = running
         self._gate = gate
         self._placer = placer
@@ -96,7 +101,9 @@ class Pipeline:
         """
         journey = self._set_out(request, emit)
         await self._travel(journey, self._attempts.serve)
-        return self._endings.arrived(journey, total_us=journey.age_us(self._clock.now()))
+        final = self._endings.arrived(journey, total_us=journey.age_us(self._clock.now()))
+        describe_end(current(), request, final, says_vllm=self._says_vllm)
+        return final
 
     async def route(
         self, request: Request, *, generated: Sequence[int] = (), last_attempt: int = 0
@@ -122,6 +129,7 @@ class Pipeline:
         deltas.clear()
         await self._travel(journey, self._attempts.hand_over)
         final = self._endings.arrived(journey, total_us=journey.age_us(self._clock.now()))
+        describe_end(current(), request, final, says_vllm=self._says_vllm)
         return Routed(
             attempt=journey.attempt,
             seq=final.seq,

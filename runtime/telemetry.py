@@ -30,8 +30,8 @@ class Span:
     """A piece of work of one request. This one is not recorded and does nothing.
 
     Any thread may use it. As a context manager it is the current span of the body and ends with it:
-    an exception marks it, a cancellation is noted without being an error. Outside a `with` (in an
-    asynchronous generator, whose body shares the variables of its caller) call `end` in `finally`.
+    an exception marks it, a cancellation is noted without being an error. An asynchronous generator
+    shares the variables of its caller, so it takes `aside` instead.
     """
 
     __slots__ = ()
@@ -106,6 +106,20 @@ class Span:
             yield self
         finally:
             restore(token)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[Self]:
+        """Ends with the body and is marked by its exception, without being the current span.
+
+        For a body in an asynchronous generator, or one whose calls do not stand below it.
+        """
+        try:
+            yield self
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            self.end()
 
     def __enter__(self) -> Self:
         """See the class."""

@@ -32,6 +32,7 @@ from runtime.interceptors import incident, translate
 from runtime.logging import get_logger, request_scope
 from runtime.metrics import Metrics
 from runtime.serve import Host
+from runtime.telemetry import current
 
 _log = get_logger(__name__)
 
@@ -74,16 +75,27 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one call; see ASGI."""
+        exchange = Exchange(scope, receive, send, keep_alive_s=self._parts.settings.keep_alive_s)
+        span = self._parts.host.tracer.serve(
+            f"POST {self._route}",
+            exchange.headers.items(),
+            {"http.request.method": "POST", "http.route": self._route},
+        )
+        with span:
+            await self._timed(exchange)
+
+    async def _timed(self, exchange: Exchange) -> None:
         parts, started = self._parts, self._parts.clock.now()
-        exchange = Exchange(scope, receive, send, keep_alive_s=parts.settings.keep_alive_s)
         try:
             with parts.host.work(self._route):
                 await self._serve(exchange, started)
         except CallerGone:
             exchange.status = _CALLER_LEFT_STATUS
+            current().set({"disagg.cancelled": True})
         except Exception as error:
             await self._fail(exchange, error)
         finally:
+            current().set({"http.response.status_code": exchange.status or _CALLER_LEFT_STATUS})
             parts.metrics.observe(
                 "http_server_request_duration_seconds",
                 parts.clock.now() - started,
@@ -117,6 +129,12 @@ class GenerationEndpoint:
             for name, value in targets.items():
                 if value is not None:
                     setattr(message, name, value)
+        current().set(
+            {
+                "gen_ai.request.stream": asked.is_stream,
+                "gen_ai.request.choice.count": len(asked.messages),
+            }
+        )
         with request_scope(request_id=named):
             check_model(asked.messages[0].model, self._parts.intake.card)
             requests = [
@@ -226,6 +244,7 @@ class GenerationEndpoint:
         known = translate(self._parts.errors, error)
         if known is None or known.reason is Reason.INVARIANT_BROKEN:
             known = incident(f"POST {self._route}", error, self._parts.metrics)
+        current().fail(known)
         await exchange.problem(problem_of(known))
 
 

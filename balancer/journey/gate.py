@@ -15,6 +15,7 @@ from balancer.admission import Admission, Verdict
 from runtime.clock import Clock
 from runtime.errors import Overloaded, Reason
 from runtime.metrics import Metrics
+from runtime.telemetry import current
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,13 @@ class Gate:
             Overloaded: QUEUE_FULL: no place in the queue, or none to run within `max_wait_s`, or
                 none in time for the request's deadline.
         """
+        with current().child("balancer.admit").aside() as span:
+            async with self._admitted(applicant):
+                span.end()
+                yield
+
+    @asynccontextmanager
+    async def _admitted(self, applicant: Applicant) -> AsyncIterator[None]:
         if not self._admission.statistics().running:
             # Nobody is to be protected, and a bad estimate could never be corrected: let it try.
             applicant = replace(applicant, needs_s=0.0)

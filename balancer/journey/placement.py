@@ -81,10 +81,12 @@ class Placer:
         """The request as it asks for admission."""
         request, num_tokens = journey.request, len(journey.request.token_ids)
         quota = self._router.knowledge().quota
+        length_class = self._tiers.class_of(num_tokens)
+        current().set({"disagg.tier": self._tiers.names[length_class]})
         return Applicant(
             request_id=request.request_id,
             priority=request.priority,
-            length_class=self._tiers.class_of(num_tokens),
+            length_class=length_class,
             tenant=request.tenant,
             uncached_tokens=max(1, num_tokens - journey.stored_tokens),
             deadline=request.deadline,

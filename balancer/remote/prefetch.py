@@ -18,6 +18,7 @@ import grpc.aio
 from disagg.v1 import decode_pb2, decode_pb2_grpc
 from runtime.errors import Corrupt, DisaggError, Reason, Unavailable
 from runtime.status import from_rpc_error
+from runtime.telemetry import NO_SPAN, Span
 
 
 class Prefetch(Protocol):
@@ -46,6 +47,7 @@ class GrpcPrefetch:
     Args:
         begin: Whose hand-off it is.
         timeout_s: Deadline of the call.
+        span: Of the call; ends with it.
     """
 
     def __init__(
@@ -54,13 +56,18 @@ class GrpcPrefetch:
         begin: decode_pb2.PrefetchBegin,
         *,
         timeout_s: float,
+        span: Span = NO_SPAN,
     ) -> None:
         self._newest = 0
         self._is_finished = False
         self._is_closed = False
         self._failure: DisaggError | None = None
         self._changed = asyncio.Event()
-        self._call = stub.Prefetch(self._messages(begin), timeout=timeout_s)
+        self._call = stub.Prefetch(
+            self._messages(begin), timeout=timeout_s, metadata=span.headers()
+        )
+        # Whatever ended it, and whoever asks for its outcome; the server's span has the status.
+        self._call.add_done_callback(lambda _: span.end())
 
     def stored(self, num_blocks: int) -> None:
         """See `Prefetch.stored`."""

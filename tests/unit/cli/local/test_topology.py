@@ -60,7 +60,6 @@ def test_layouts_of_engines_with_several_ranks() -> None:
 REFUSED = [
     (["--http", "65536"], "--http 65536: give a port, 1 to 65535, or 0"),
     (["--store", "memory://"], "--store memory://: each process would have a memory of its own"),
-    (["--trace"], "traces are not part"),
     (["--redundant", "-1"], "--redundant -1: give 0 or more experts"),
     (["--draft", "on"], "use --draft off"),
     (["--decode-layout", "dp=4,cp=2,ep=8"], "V6: cp 2 with a decode engine"),
@@ -92,3 +91,8 @@ def test_ranks_are_counts(ranks: str, capsys: pytest.CaptureFixture[str]) -> Non
         of("--decode-ranks", ranks)
     assert caught.value.code == 2
     assert "number of ranks" in capsys.readouterr().err or ranks == "-1"
+
+
+def test_traces_are_recorded_where_they_are_asked_for() -> None:
+    assert not of().has_traces
+    assert of("--trace").has_traces
