@@ -55,8 +55,10 @@ def run(options: argparse.Namespace) -> int:
                 }
             )
         else:
-            cells = [("role", "member", "address", "state", "pid")]
-            cells += [(row.role, row.name, row.address, row.state, row.pid) for row in rows]
+            cells = [("role", "member", "address", "state", "pid", "metrics")]
+            cells += [
+                (row.role, row.name, row.address, row.state, row.pid, row.metrics) for row in rows
+            ]
             show()
             for line in table(cells, right=(4,)):
                 show(line)

@@ -249,10 +249,13 @@ class DecodePath:
                         replace(engine_request, image=fetched.image, reservation_id=room)
                     )
                     del fetched  # the engine has the state, and drops it once it is on the device
-                    await _stream(handle, grant, emit)
-                    started = submitted if handle.started_at is None else handle.started_at
-                    self._phase("decode_queue", started - submitted)
-                    self._phase("decode", self._clock.now() - started)
+                    try:
+                        await _stream(handle, grant, emit)
+                    finally:
+                        # Who has the last token may leave before we are through.
+                        if handle.started_at is not None:
+                            self._phase("decode_queue", handle.started_at - submitted)
+                            self._phase("decode", self._clock.now() - handle.started_at)
 
     def _counted(self, emit: Emit) -> Emit:
         async def counting(event: DecodeEvent) -> None:

@@ -16,18 +16,25 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvstore import embedded
+from kvstore.backends.base import BackendStatistics
 from kvstore.config import KvStoreConfig
 from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreUrlError
+from kvstore.handoffs.leases import JanitorReport
 from kvstore.store import KvStore, open_store
+from runtime.build import tell_build
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import Form, Level, configure_logging
+from runtime.metrics import Metrics
+from runtime.metrics.page import MetricsSettings, PageError, serving_page
+from runtime.rank import installed_version
 from runtime.settings import Settings, load_process, setting
 from runtime.startup import exits
 
 logger = logging.getLogger(__name__)
 
 PROG = "python -m kvstore"
+ROLE = "store"
 _NO_LAYOUT = bytes(8)  # upkeep covers hand-offs of every layout
 
 
@@ -65,13 +72,22 @@ class UpkeepSettings(Settings):
     server: ServerSettings = ServerSettings()
     janitor: JanitorSettings = JanitorSettings()
     log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
 
-def keep(store: KvStore, stop: threading.Event, *, interval_s: float) -> None:
-    """Sweeps every `interval_s` seconds until `stop` is set. Never raises a library error."""
+def keep(
+    store: KvStore, stop: threading.Event, *, interval_s: float, metrics: Metrics | None = None
+) -> None:
+    """Sweeps every `interval_s` seconds until `stop` is set. Never raises a library error.
+
+    Args:
+        metrics: Told what every round saw.
+    """
     while True:
         try:
             report = store.janitor()
+            if metrics is not None:
+                _tell(metrics, report, store.ping())
         except KvStoreError as error:
             logger.warning("janitor: %s", error)
         else:
@@ -83,8 +99,16 @@ def keep(store: KvStore, stop: threading.Event, *, interval_s: float) -> None:
             return
 
 
+def _tell(metrics: Metrics, report: JanitorReport, server: BackendStatistics) -> None:
+    metrics.set("disagg_kv_leases", report.num_handoffs - report.num_expired)
+    metrics.set("disagg_kv_handoff_bytes", report.handoff_bytes)
+    metrics.count("disagg_kv_lease_expired_total", report.num_expired, component="ticket")
+    metrics.follow("disagg_kv_evictions_total", server.evicted_keys, cause="memory")
+    metrics.follow("disagg_kv_evictions_total", server.expired_keys, cause="ttl")
+
+
 @contextmanager
-def kept(url: str, *, interval_s: float = 5.0) -> Iterator[None]:
+def kept(url: str, *, interval_s: float = 5.0, metrics: Metrics | None = None) -> Iterator[None]:
     """Sweeps the store at a URL on a thread of its own; for whoever starts a whole system.
 
     Raises:
@@ -94,7 +118,10 @@ def kept(url: str, *, interval_s: float = 5.0) -> Iterator[None]:
     store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
     stop = threading.Event()
     thread = threading.Thread(
-        target=keep, args=(store, stop), kwargs={"interval_s": interval_s}, name="janitor"
+        target=keep,
+        args=(store, stop),
+        kwargs={"interval_s": interval_s, "metrics": metrics},
+        name="janitor",
     )
     thread.start()
     try:
@@ -117,9 +144,13 @@ def run(settings: UpkeepSettings, stop: threading.Event) -> None:
         config = KvStoreConfig(block_tokens=1, owner="janitor")
         store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
         stack.callback(store.close)
-        sys.stdout.write(json.dumps({"store": url}) + "\n")
+        metrics = Metrics(role=ROLE, with_aliases=settings.metrics.vllm_aliases)
+        tell_build(metrics, role=ROLE, version=installed_version("disagg"))
+        page = stack.enter_context(serving_page(metrics, settings.metrics))
+        told = {"store": url, **({"metrics": page} if page else {})}
+        sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
-        keep(store, stop, interval_s=settings.janitor.interval_s)
+        keep(store, stop, interval_s=settings.janitor.interval_s, metrics=metrics)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -137,7 +168,11 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     with exits(
         PROG,
-        {EmbeddedUnavailable: ExitCode.DEPENDENCY, StoreUrlError: ExitCode.CONFIGURATION},
+        {
+            EmbeddedUnavailable: ExitCode.DEPENDENCY,
+            StoreUrlError: ExitCode.CONFIGURATION,
+            PageError: ExitCode.CONFIGURATION,
+        },
     ):
         run(settings, stop)
     return ExitCode.OK

@@ -59,6 +59,8 @@ class Health:
         self._services = tuple(services)
         self._role = role
         self._metrics = metrics
+        for name in ("disagg_worker_ready", "disagg_draining"):
+            metrics.set(name, 0, role=role)
         self._gate = ReadinessGate()
         self._announced: bool | None = None
 

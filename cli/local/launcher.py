@@ -45,6 +45,7 @@ class Row:
     address: str
     state: str
     pid: str
+    metrics: str = ""
 
 
 class StartLate(CommandError):
@@ -63,6 +64,7 @@ class System:
         self.address = ""
         self.http_address = ""
         self.trace_address = ""
+        self.metrics_addresses: dict[str, str] = {}
         self.store_url = topology.store_url or ""
         self.children: list[Child] = []
         self._start_timeout_s = start_timeout_s
@@ -80,12 +82,14 @@ class System:
             self._start_store(cleanup)
         self._keep_store(cleanup)
         model = ["--model", str(self.topology.model), "--store", self.store_url]
+        model += ["--metrics-port", "0"]
         if self.topology.has_traces:
             model += self._start_collector()
         http = [] if self.topology.http_port is None else ["--http", str(self.topology.http_port)]
         balancer = self._child("balancer", "balancer", *model, *http)
         said = self._wait_for_address(balancer, "the balancer does not listen")
         self.address, self.http_address = said["address"], said.get("http", "")
+        self.metrics_addresses["balancer"] = said.get("metrics", "")
         engine = [
             "--model-kv-quantisers",
             self.topology.kv_quantisers,
@@ -128,13 +132,21 @@ class System:
         pids = {child.name: str(child.pid) for child in self.children}
         store_pid = "" if self._store is None else str(self._store.pid)
         rows = [
-            Row(role="store", name="", address=self.store_url, state="ready", pid=store_pid),
+            Row(
+                role="store",
+                name="",
+                address=self.store_url,
+                state="ready",
+                pid=store_pid,
+                metrics=self.metrics_addresses["store"],
+            ),
             Row(
                 role="balancer",
                 name="",
                 address=self.address,
                 state="ready",
                 pid=pids.get("balancer", ""),
+                metrics=self.metrics_addresses["balancer"],
             ),
         ]
         if self.trace_address:
@@ -155,6 +167,7 @@ class System:
                     address=member.address,
                     state=member.state,
                     pid=pids.get(member.role, ""),
+                    metrics=member.metrics,
                 )
             )
         return rows
@@ -201,10 +214,15 @@ class System:
     def _keep_store(self, cleanup: ExitStack) -> None:
         """Reaps hand-offs that nobody released, also in a store of the user's."""
         from kvstore.errors import StoreUrlError
-        from kvstore.upkeep import kept
+        from kvstore.upkeep import ROLE, kept
+        from runtime.metrics import Metrics
+        from runtime.metrics.page import MetricsSettings, serving_page
 
+        metrics = Metrics(role=ROLE)
+        page = cleanup.enter_context(serving_page(metrics, MetricsSettings(port=0)))
+        self.metrics_addresses["store"] = page
         try:
-            cleanup.enter_context(kept(self.store_url))
+            cleanup.enter_context(kept(self.store_url, metrics=metrics))
         except StoreUrlError as error:
             raise CommandError(str(error), ExitCode.CONFIGURATION) from error
 

@@ -24,6 +24,7 @@ class MemberRow:
     name: str
     address: str
     state: str
+    metrics: str = ""
 
 
 def _channel(address: str) -> grpc.Channel:
@@ -49,6 +50,7 @@ def list_members(address: str) -> list[MemberRow]:
             role=_ROLES.get(member.role, "unknown"),
             name=member.member_id,
             address=member.address,
+            metrics=member.metrics_address,
             state="draining" if member.draining else "ready" if member.ready else "starting",
         )
         for member in members

@@ -45,6 +45,7 @@ class BackendStatistics:
     """What a server says about itself; 0 where it does not say.
 
     `evicts` is whether it makes room by itself, so that a full one is no more than a warm cache.
+    Keys are counted since the server was started.
     """
 
     address: str
@@ -52,6 +53,8 @@ class BackendStatistics:
     max_bytes: int
     num_keys: int
     evicts: bool = False
+    evicted_keys: int = 0
+    expired_keys: int = 0
 
 
 class BlockStore(Protocol):

@@ -249,7 +249,7 @@ _HANDOFFS: tuple[Metric, ...] = (
         "outcome",
         roles=(DECODE,),
         known={
-            "outcome": ("ok", "evicted", "lease_lost", "corrupt", "layout_differs", "timeout"),
+            "outcome": ("ok", "evicted", "lease_lost", "corrupt", "layout_differs", "store_down"),
         },
     ),
     counter(
@@ -257,6 +257,7 @@ _HANDOFFS: tuple[Metric, ...] = (
         "Hand-offs read before their ticket, by end.",
         "outcome",
         roles=(DECODE,),
+        known={"outcome": ("used", "abandoned")},
     ),
     counter(
         "disagg_prefetch_blocks_total",

@@ -17,6 +17,7 @@ from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import StoreDown
 from kvstore.keys import lease_key
 from kvstore.upkeep import UpkeepSettings, keep, kept, main
+from runtime.metrics import Metrics
 from tests.fakes.stores import (
     FINGERPRINT,
     ManualClock,
@@ -133,3 +134,15 @@ def test_a_kept_store_is_swept_until_the_end() -> None:
         pause.wait(0.1)
         assert len(store.audit()) == 1
         assert "janitor" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_every_round_is_told() -> None:
+    backend = MemoryBackend(ManualClock())
+    store, raw, metrics = make_store(backend), RawMemory(backend), Metrics(role="store")
+    lapsed = PROMPT.hand_over(store)
+    Prompt("live", (1, 2, 3)).hand_over(store)
+    raw.lapse(lease_key(lapsed.handoff_id))
+    keep(store, Rounds(1), interval_s=5.0, metrics=metrics)
+    assert metrics.value("disagg_kv_leases") == 1
+    assert metrics.value("disagg_kv_handoff_bytes") > 0
+    assert metrics.value("disagg_kv_lease_expired_total") == 1
