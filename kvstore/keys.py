@@ -416,23 +416,29 @@ def verify_segment(value: Buffer, expected: Expected, digest: bytes | None = Non
     if digest is None:
         digest = payload_digest(payload)
     # Nearly every value is right: then its header is, byte for byte, the one we would write.
-    num_segments = expected.num_segments or 1
-    num_bytes = len(payload) if expected.num_bytes is None else expected.num_bytes
-    wanted = pack_header(
-        fingerprint=expected.fingerprint,
-        name=expected.name,
-        component=expected.component,
-        segment=expected.segment,
-        num_segments=num_segments,
-        num_bytes=num_bytes,
-        digest=digest if expected.digest is None else expected.digest,
-        flags=flags_of(expected.component, num_segments),
-        attempt=expected.attempt,
+    fingerprint, name, component, segment, attempt, count, num_bytes, wanted_digest = expected
+    num_segments = count or 1
+    wanted = _HEADER.pack(
+        MAGIC,
+        HEADER_VERSION,
+        flags_of(component, num_segments),
+        fingerprint,
+        name[:8],
+        component,
+        0,
+        segment,
+        num_segments,
+        len(payload) if num_bytes is None else num_bytes,
+        digest if wanted_digest is None else wanted_digest,
+        attempt,
+        _RESERVED,
     )
-    if stored == wanted:
-        _check("segment", expected.segment < num_segments, True)
-        _check("length", len(payload), num_bytes)
-        _check("digest", digest, expected.digest or digest)
+    if (
+        stored == wanted
+        and segment < num_segments
+        and num_bytes in (None, len(payload))
+        and wanted_digest in (None, digest)
+    ):
         return Verified(stored, num_segments, digest, payload)
     return _find_fault(stored, payload, digest, expected)
 

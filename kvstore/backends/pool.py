@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from kvstore.backends.base import Allocate, OnBytes
+from kvstore.backends.base import OnBytes, Place
 from kvstore.backends.resp import (
     Command,
     Connection,
@@ -19,7 +19,6 @@ from kvstore.backends.resp import (
     ReplyError,
 )
 from kvstore.backends.transport import open_transport, password_of
-from kvstore.buffers import new_buffer
 from kvstore.config import KvStoreConfig, StoreUrl
 from kvstore.errors import StoreDown
 
@@ -52,7 +51,7 @@ class RespPool:
         commands: Iterable[Command],
         on_reply: OnReply,
         *,
-        allocate: Allocate = new_buffer,
+        place: Place | None = None,
         depth: int = 16,
         on_bytes: OnBytes | None = None,
     ) -> None:
@@ -63,7 +62,7 @@ class RespPool:
         """
         connection = self._take() or self._connect()
         try:
-            connection.run(commands, on_reply, allocate, depth, on_bytes)
+            connection.run(commands, on_reply, depth, place, on_bytes)
         except (OSError, ProtocolError) as error:
             connection.close()
             raise StoreDown(self._url.address, _describe(error)) from error
@@ -122,7 +121,7 @@ class RespPool:
                 raise StoreDown(self._url.address, f"greeting refused: {reply}")
 
         try:
-            connection.run(greeting, check, new_buffer, len(greeting))
+            connection.run(greeting, check, len(greeting))
         except (OSError, ProtocolError) as error:
             connection.close()
             raise StoreDown(self._url.address, _describe(error)) from error

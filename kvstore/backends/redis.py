@@ -32,7 +32,7 @@ from kvstore.backends.base import (
     PutItem,
 )
 from kvstore.backends.control import ClusterControl, open_control, refusal, translated
-from kvstore.backends.resp import Reply, ReplyError, encode_keys
+from kvstore.backends.resp import Reply, ReplyError, encode_keys, encode_set
 from kvstore.backends.sentinel import PrimaryFinder, SentinelWire
 from kvstore.backends.wire import ClusterWire, Job, Keyed, SingleWire, Wire
 from kvstore.config import KvStoreConfig, StoreUrl
@@ -116,9 +116,8 @@ class RedisBackend:
         def commands() -> Iterator[Keyed]:
             for item in items:
                 keys.append(item.key)
-                life = b"%d" % item.ttl_ms
-                value = (item.header, item.payload, item.trailer)
-                yield Keyed(item.key, (b"SET", item.key, value, b"NX", b"PX", life))
+                parts = (item.header, item.payload, item.trailer)
+                yield Keyed(item.key, encode_set(item.key, parts, item.ttl_ms))
 
         replies = self._run(commands(), self._depth)
         heads: list[bytes | None] = [None] * len(keys)
@@ -170,7 +169,7 @@ class RedisBackend:
     def statistics(self) -> BackendStatistics:
         """See `BlockStore`."""
         with self._translated():
-            memories = self._of_nodes("INFO", "memory")
+            memories = self._of_nodes("INFO", "memory", "stats")
             num_keys = sum(map(int, self._of_nodes("DBSIZE")))
         limits = [int(memory.get("maxmemory", 0)) for memory in memories]
         return BackendStatistics(
@@ -182,6 +181,8 @@ class RedisBackend:
             evicts=all(
                 memory.get("maxmemory_policy", "noeviction") != "noeviction" for memory in memories
             ),
+            evicted_keys=sum(int(memory.get("evicted_keys", 0)) for memory in memories),
+            expired_keys=sum(int(memory.get("expired_keys", 0)) for memory in memories),
         )
 
     def close(self) -> None:

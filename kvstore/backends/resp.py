@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
-from kvstore.backends.base import Allocate, OnBytes
+from kvstore.backends.base import Allocate, OnBytes, Place
 from kvstore.backends.transport import Transport
 from kvstore.buffers import new_buffer
 from kvstore.keys import HEADER_BYTES, MAX_SEGMENT_BYTES, Buffer, flat_view
@@ -28,7 +29,17 @@ _SPILL_BYTES = 512  # read behind a value in the same call: the head of the next
 _EAGER_BYTES = 128 << 10
 
 Reply = int | bytes | memoryview | None
-Command = bytes | Sequence[Buffer | tuple[Buffer, ...]]
+
+
+class Encoded(NamedTuple):
+    """A command with one large argument, encoded by the caller: sent as is, one after the other."""
+
+    head: bytes
+    large: memoryview
+    tail: bytes
+
+
+Command = bytes | Encoded | Sequence[Buffer | tuple[Buffer, ...]]
 """Name and arguments; one in several parts is a tuple, sent as one string. Bytes are sent as is."""
 OnReply = Callable[[int, "Reply | ReplyError"], None]
 
@@ -62,7 +73,7 @@ class ReplyReader:
         self._start = self._end = 0  # unread bytes are _buffer[_start:_end]
 
     def read(self, allocate: Allocate = new_buffer, on_bytes: OnBytes | None = None) -> Reply:
-        """The next reply; `on_bytes` is told how much of a bulk string has arrived.
+        """The next reply; `on_bytes` is told how much of a bulk string is there until all of it is.
 
         Returns:
             An integer, a simple string (bytes), a bulk string (view of allocated memory) or None.
@@ -72,15 +83,15 @@ class ReplyReader:
             ProtocolError: The stream is not RESP2, is too long, or ended.
         """
         line = self._line()
-        kind, rest = line[:1], line[1:]
+        kind = line[:1]
         if kind == b"$":
-            return self._bulk(_integer(rest), allocate, on_bytes)
+            return self._bulk(_integer(line[1:]), allocate, on_bytes)
         if kind == b":":
-            return _integer(rest)
+            return _integer(line[1:])
         if kind == b"+":
-            return rest
+            return line[1:]
         if kind == b"-":
-            raise ReplyError(rest.decode("ascii", "replace"))
+            raise ReplyError(line[1:].decode("ascii", "replace"))
         raise ProtocolError(f"reply starts with {kind!r}")
 
     def _line(self) -> bytes:
@@ -110,7 +121,8 @@ class ReplyReader:
         value = flat_view(allocate(num_bytes))
         if len(value) < num_bytes:
             raise ValueError(f"allocate({num_bytes}) gave {len(value)} bytes")
-        value = value[:num_bytes]
+        if len(value) > num_bytes:
+            value = value[:num_bytes]
         filled = min(num_bytes, self._end - self._start)
         if filled:
             value[:filled] = self._view[self._start : self._start + filled]
@@ -120,8 +132,8 @@ class ReplyReader:
             spill = self._view[:_SPILL_BYTES]
             while filled < num_bytes:
                 filled += self._more([value[filled:], spill])
-                if on_bytes is not None:
-                    on_bytes(min(filled, num_bytes))
+                if on_bytes is not None and filled < num_bytes:
+                    on_bytes(filled)
             self._end = filled - num_bytes
         while self._end - self._start < 2:
             if self._start == self._end:
@@ -154,6 +166,11 @@ class Encoder:
         if isinstance(command, bytes):
             small.append(command)
             return
+        if isinstance(command, Encoded):
+            small.append(command.head)
+            self._add_view(command.large)
+            small.append(command.tail)
+            return
         small.append(b"*%d\r\n" % len(command))
         for argument in command:
             if isinstance(argument, bytes) and len(argument) < _INLINE_BYTES:
@@ -163,13 +180,17 @@ class Encoder:
             views = [flat_view(piece) for piece in pieces]
             small.append(b"$%d\r\n" % sum(map(len, views)))
             for view in views:
-                if len(view) < _INLINE_BYTES:
-                    small.append(bytes(view))
-                else:
-                    self._parts += (b"".join(small), view)
-                    small.clear()
-                    self.large_bytes += len(view)
+                self._add_view(view)
             small.append(b"\r\n")
+
+    def _add_view(self, view: memoryview) -> None:
+        size = len(view)
+        if size < _INLINE_BYTES:
+            self._small.append(bytes(view))
+            return
+        self._parts += (b"".join(self._small), view)
+        self._small.clear()
+        self.large_bytes += size
 
     def take(self) -> list[Buffer]:
         """What was added since the last call; empty if that is nothing."""
@@ -182,12 +203,26 @@ class Encoder:
 
 def encode_keys(name: bytes, keys: Sequence[bytes]) -> bytes:
     """A command whose arguments are keys; quick when all are of one length, as in a chain."""
+    if len(keys) == 1:
+        return b"*2\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (len(name), name, len(keys[0]), keys[0])
     head = b"*%d\r\n$%d\r\n%s\r\n" % (len(keys) + 1, len(name), name)
     sizes = set(map(len, keys))
     if len(sizes) == 1:
         mark = b"$%d\r\n" % sizes.pop()
         return b"".join((head, mark, (b"\r\n" + mark).join(keys), b"\r\n"))
     return head + b"".join(b"$%d\r\n%s\r\n" % (len(key), key) for key in keys)
+
+
+def encode_set(key: bytes, parts: tuple[bytes, Buffer, bytes], life_ms: int) -> Encoded:
+    """SET of a value in three parts (header, payload, trailer) if the key is free, with a life."""
+    header, payload, trailer = parts
+    view, life = flat_view(payload), b"%d" % life_ms
+    size = len(header) + len(view) + len(trailer)
+    return Encoded(
+        b"*6\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(key), key, size, header),
+        view,
+        b"%s\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" % (trailer, len(life), life),
+    )
 
 
 class Connection:
@@ -205,14 +240,15 @@ class Connection:
         self,
         commands: Iterable[Command],
         on_reply: OnReply,
-        allocate: Allocate,
         depth: int,
+        place: Place | None = None,
         on_bytes: OnBytes | None = None,
     ) -> None:
         """Sends commands with at most `depth` unanswered and calls back with each reply in order.
 
         Commands are taken from the iterable as they are sent, so that the caller prepares later
-        ones while the server works on earlier ones.
+        ones while the server works on earlier ones. Values go to the `place` of their position,
+        fresh memory without one.
 
         Raises:
             OSError, ProtocolError: The connection is out of step; close it.
@@ -220,6 +256,11 @@ class Connection:
         source = iter(commands)
         sent = received = 0
         is_exhausted = False
+
+        def place_next(size: int) -> Buffer:
+            return place(received, size) if place is not None else new_buffer(size)
+
+        allocate = new_buffer if place is None else place_next
         while True:
             if not is_exhausted and sent - received <= depth // 2:
                 count = self._send(source, depth - (sent - received))

@@ -196,20 +196,20 @@ def run_on(
     pool: RespPool, commands: Iterable[Command], positions: Sequence[int] | None, job: Job
 ) -> None:
     """Runs commands on one server; reply i belongs to `positions[i]` (None: to i)."""
-    current = 0
+    if positions is None:
+        pool.run(commands, job.on_reply, place=job.place, depth=job.depth, on_bytes=job.on_bytes)
+        return
 
-    def place(size: int) -> Buffer:
-        idx = positions[current] if positions is not None else current
+    def place(number: int, size: int) -> Buffer:
+        idx = positions[number]
         return job.place(idx, size) if job.place and idx != _NOBODY else new_buffer(size)
 
     def on_reply(number: int, reply: Reply | ReplyError) -> None:
-        nonlocal current
-        current = number + 1
-        idx = positions[number] if positions is not None else number
+        idx = positions[number]
         if idx != _NOBODY:
             job.on_reply(idx, reply)
 
-    pool.run(commands, on_reply, allocate=place, depth=job.depth, on_bytes=job.on_bytes)
+    pool.run(commands, on_reply, place=place, depth=job.depth, on_bytes=job.on_bytes)
 
 
 def _redirection(error: ReplyError, node: Node) -> _Target | None:

@@ -16,12 +16,15 @@ from kvstore.buffers import new_buffer
 from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError
 from kvstore.keys import (
     HEADER_BYTES,
+    TAIL_COMPONENTS,
     Buffer,
+    Component,
     Expected,
     HeaderError,
     RunningDigest,
     Verified,
     combine_digests,
+    first_keys,
     flat_view,
     verify_segment,
 )
@@ -127,6 +130,7 @@ class _Reading:
         self._arenas: dict[int, _Arena] = {}
         self._failures: dict[int, KvStoreError] = {}
         self._bad: list[tuple[bytes, bytes]] = []
+        self._tally: dict[tuple[Component, str], list[int]] = {}
 
     def run(self) -> list[tuple[memoryview, bytes]]:
         first: list[_Wanted] = []
@@ -147,25 +151,42 @@ class _Reading:
 
     def _get(self, wanted: Sequence[_Wanted]) -> None:
         """Reads segments and verifies each as it arrives."""
-        keys = [self._requests[item.idx].ref.key(self._fingerprint, item.number) for item in wanted]
+        keys = self._keys(wanted)
         digest = RunningDigest()
 
         def place(idx: int, size: int) -> Buffer:
-            value = flat_view(self._place(wanted[idx], size))
+            item = wanted[idx]
+            value = flat_view(
+                self._allocate(size) if item.part is None else self._place(item, item.part, size)
+            )
             digest.begin(value)
             return value
 
         def on_value(idx: int, value: memoryview | None) -> None:
             self._take(wanted[idx], keys[idx], value, digest)
 
-        self._payloads.backend.get(keys, on_value, place, digest.advance)
+        try:
+            self._payloads.backend.get(keys, on_value, place, digest.advance)
+        finally:
+            self._report()
 
-    def _place(self, wanted: _Wanted, size: int) -> Buffer:
-        """Memory for a value that is about to be received."""
+    def _keys(self, wanted: Sequence[_Wanted]) -> list[bytes]:
+        refs = [self._requests[item.idx].ref for item in wanted]
+        components = {ref.component for ref in refs}
+        if len(components) == 1 and not any(item.number for item in wanted):
+            component = components.pop()
+            if component not in TAIL_COMPONENTS:
+                return first_keys(self._fingerprint, component, [ref.name for ref in refs])
+        return [
+            ref.key(self._fingerprint, item.number) for ref, item in zip(refs, wanted, strict=True)
+        ]
+
+    def _place(self, wanted: _Wanted, part: SegmentDigest, size: int) -> Buffer:
+        """Memory for a segment that is about to be received, of which the length is known."""
         parts = self._requests[wanted.idx].segments
         if parts is None or len(parts) == 1 or wanted.idx in self._failures:
             return self._allocate(size)
-        if size != parts[wanted.number].num_bytes + HEADER_BYTES:
+        if size != part.num_bytes + HEADER_BYTES:
             return new_buffer(size)  # not what the ticket says: it will fail its check
         if wanted.idx not in self._arenas:
             self._arenas[wanted.idx] = _Arena(parts, self._allocate)
@@ -174,41 +195,51 @@ class _Reading:
     def _take(
         self, wanted: _Wanted, key: bytes, value: memoryview | None, digest: RunningDigest
     ) -> None:
-        idx, ref = wanted.idx, self._requests[wanted.idx].ref
+        idx, number, part, num_segments = wanted
         if idx in self._failures:
             return
+        ref = self._requests[idx].ref
         if value is None:
-            self._observe(ref, "missing")
+            self._note(ref.component, "missing")
             self._failures[idx] = BlockMissing(ref.component.kind, ref.position)
             return
-        part = wanted.part
         expected = Expected(
             self._fingerprint,
             ref.name,
             ref.component,
-            wanted.number,
+            number,
             ref.attempt,
-            wanted.num_segments,
+            num_segments,
             part.num_bytes if part else None,
             part.digest if part else None,
         )
         try:
             found = verify_segment(value, expected, digest.finish(value))
         except HeaderError as error:
-            self._observe(ref, "corrupt")
+            self._note(ref.component, "corrupt")
             self._failures[idx] = BlockCorrupt(
                 ref.component.kind, ref.position, error.reason, str(error)
             )
             self._bad.append((key, bytes(value[:HEADER_BYTES])))
             return
-        self._observe(ref, "ok", len(found.payload))
+        self._note(ref.component, "ok", len(found.payload))
         self._found[idx].append(found)
         if idx in self._arenas:
-            self._arenas[idx].settle(wanted.number)
+            self._arenas[idx].settle(number)
 
-    def _observe(self, ref: PayloadRef, outcome: str, num_bytes: int = 0) -> None:
-        if (observer := self._payloads.counters.observer) is not None:
-            observer.read(ref.component.kind, outcome, 1, num_bytes)
+    def _note(self, component: Component, outcome: str, num_bytes: int = 0) -> None:
+        if self._payloads.counters.observer is not None:
+            row = self._tally.setdefault((component, outcome), [0, 0])
+            row[0] += 1
+            row[1] += num_bytes
+
+    def _report(self) -> None:
+        """Tells the observer once about all segments that ended alike."""
+        observer, tally = self._payloads.counters.observer, self._tally
+        self._tally = {}
+        if observer is not None:
+            for (component, outcome), (num_segments, num_bytes) in tally.items():
+                observer.read(component.kind, outcome, num_segments, num_bytes)
 
     def _read_rest(self, idx: int) -> None:
         """Segments 1.. of a shared payload, by its index record."""

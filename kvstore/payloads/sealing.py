@@ -6,7 +6,6 @@ A payload up to the segment size is one self-indexed value; a larger one is spli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvstore.keys import (
@@ -52,8 +51,7 @@ def block_refs(hashes: Sequence[bytes], component: Component = Component.KV) -> 
     return [PayloadRef(component, name, idx) for idx, name in enumerate(hashes)]
 
 
-@dataclass(frozen=True, slots=True)
-class SealedPayload:
+class SealedPayload(NamedTuple):
     """A payload ready to be written: its segments with headers and digests."""
 
     ref: PayloadRef

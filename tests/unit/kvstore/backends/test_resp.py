@@ -18,6 +18,7 @@ from kvstore.backends.resp import (
     ReplyError,
     ReplyReader,
     encode_keys,
+    encode_set,
 )
 from kvstore.keys import Buffer
 
@@ -176,10 +177,21 @@ def test_keys_are_encoded_as_any_argument(keys: list[bytes]) -> None:
     assert [encode_keys(b"EXISTS", keys)] == encode([[b"EXISTS", *keys]])
 
 
+@pytest.mark.parametrize("size", [0, 10, 1023, 1024, 5000])
+@pytest.mark.parametrize("trailer", [b"", b"tag"])
+def test_a_set_is_encoded_as_any_command(size: int, trailer: bytes) -> None:
+    parts = (b"h" * 64, bytearray(size), trailer)
+    plain = encode([[b"SET", b"key", parts, b"NX", b"PX", b"600"]])
+    assert b"".join(map(bytes, encode([encode_set(b"key", parts, 600)]))) == b"".join(
+        map(bytes, plain)
+    )
+
+
 def test_large_arguments_are_not_copied() -> None:
     payload = bytearray(5000)
-    views = [part for part in encode([[b"SET", b"k", payload]]) if isinstance(part, memoryview)]
-    assert [view.obj for view in views] == [payload]
+    for command in ([b"SET", b"k", payload], encode_set(b"k", (b"", payload, b""), 1)):
+        views = [part for part in encode([command]) if isinstance(part, memoryview)]
+        assert [view.obj for view in views] == [payload]
 
 
 def test_commands_in_flight_are_bounded() -> None:
@@ -207,7 +219,7 @@ def test_commands_in_flight_are_bounded() -> None:
     recorder = Recorder()
     replies: list[int] = []
     Connection(recorder).run(  # type: ignore[arg-type]
-        [[b"X"]] * 100, lambda idx, _reply: replies.append(idx), bytearray, 8
+        [[b"X"]] * 100, lambda idx, _reply: replies.append(idx), 8
     )
     assert replies == list(range(100))
     assert recorder.most <= 8
