@@ -4,7 +4,8 @@
     states           S               state stored at the end of block 1:  resume_blocks = 2
     replay           [2, 4)             tokens of these blocks are recomputed before new ones
 
-Advisory only: whoever reads verifies, and a block may be gone by then.
+Advisory only: whoever reads verifies, and a block may be gone by then. `kvstore.resume` compares
+this way on with the other one, which rebuilds the state at the end of the stored blocks.
 """
 
 from __future__ import annotations
