@@ -22,6 +22,7 @@ from engine.assembly import BuiltFollower
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine, build_rank
 from engine.config import EngineRole, EngineSettings
+from engine.engine import LLMEngine
 from engine.parallel.layout import RunLayout, parse_layout
 from engine.parallel.worker import RankContext, run_group
 from engine.request import EngineRequest, RequestFailed, SamplingParams, TokenOut
@@ -37,6 +38,9 @@ _START_S = 300.0
 _LEAVE_S = 10.0
 _CASES = "cases.json"
 
+# Told the number of moves, and of slots that got another expert.
+OnMoves = Callable[[int, int], None]
+
 
 def run_cases(
     model: Path,
@@ -48,8 +52,12 @@ def run_cases(
     on_done: Callable[[], None],
     redundant: int = 0,
     rebalance_after: int | None = None,
+    on_moves: OnMoves | None = None,
 ) -> tuple[Comparison, ...]:
     """Generates every case greedily, at most `concurrency` at once.
+
+    Args:
+        on_moves: told at the end how experts have moved, if they were to.
 
     Raises:
         TimeoutError: Not done in time.
@@ -64,7 +72,7 @@ def run_cases(
         rebalance_interval_steps=rebalance_after,
     )
     try:
-        return asyncio.run(
+        comparisons = asyncio.run(
             _run(
                 AsyncEngine(built.engine, clock=SystemClock().now),
                 cases,
@@ -73,8 +81,11 @@ def run_cases(
                 on_done,
             )
         )
+        if on_moves is not None:
+            on_moves(*_moves(built.engine))
     finally:
         built.ports.close()
+    return comparisons
 
 
 def run_cases_on_ranks(
@@ -88,6 +99,7 @@ def run_cases_on_ranks(
     on_done: Callable[[], None],
     redundant: int = 0,
     rebalance_after: int | None = None,
+    on_moves: OnMoves | None = None,
 ) -> tuple[Comparison, ...]:
     """As `run_cases`, on a rank process for each rank of a layout; cases are done all at once.
 
@@ -118,17 +130,22 @@ def run_cases_on_ranks(
         )
         results = sorted(directory.glob("engine-*.json"))
         found: dict[int, Comparison] = {}
+        moved: tuple[int, ...] = (0, 0)
         for path in results:
             answer = json.loads(path.read_text(encoding="utf-8"))
             if answer is None:
                 raise TimeoutError
-            for number, tokens, error in answer:
+            for number, tokens, error in answer["cases"]:
                 found[number] = Comparison(case=cases[number], found=tuple(tokens), error=error)
                 on_done()
+            moved = max(moved, tuple(answer["moves"]))
     if code:
         raise CommandError("a rank failed, see above; run `disagg doctor`", ExitCode.FAILED)
     if len(results) < run.layout.num_engines:
         raise KeyboardInterrupt
+    if on_moves is not None:
+        # Ranks that share experts move them together; replicas of a world for themselves.
+        on_moves(*moved)
     return tuple(found[number] for number in range(len(cases)))
 
 
@@ -158,7 +175,7 @@ def serve_rank(
         timeout_s = float(options["timeout_s"] or 0)
         numbers = range(engine, len(entries), run.layout.num_engines)
         own = [_case(entries[number]) for number in numbers]
-        answer: list[tuple[int, tuple[int, ...], str]] | None = None
+        answer: dict[str, object] | None = None
         try:
             comparisons = asyncio.run(
                 _run(
@@ -171,16 +188,25 @@ def serve_rank(
                     leave_s=timeout_s + _LEAVE_S,
                 )
             )
-            answer = [
-                (number, item.found, item.error)
-                for number, item in zip(numbers, comparisons, strict=True)
-            ]
+            answer = {
+                "cases": [
+                    (number, item.found, item.error)
+                    for number, item in zip(numbers, comparisons, strict=True)
+                ],
+                "moves": _moves(built.engine),
+            }
         except TimeoutError:
             pass
         path = directory / f"engine-{engine}.json"
         path.write_text(json.dumps(answer), encoding="utf-8")
     finally:
         built.close()
+
+
+def _moves(engine: LLMEngine) -> tuple[int, int]:
+    """Times experts were placed anew, and slots that changed by it."""
+    found = engine.statistics()
+    return found.expert_moves or 0, found.changed_slots or 0
 
 
 def _settings(num_cases: int, kv_memory_bytes: int) -> EngineSettings:

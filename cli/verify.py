@@ -13,6 +13,7 @@ from cli.access import access_of
 from cli.errors import CommandError, usage
 from cli.golden import Case, Comparison, Golden, Verdict, load_golden
 from cli.local import signals
+from cli.local.figures import Moves, expert_moves
 from cli.local.topology import Topology, add_rank_flags, check_extras, topology_of
 from cli.output import plural, say, show, show_json
 from runtime.clock import SystemClock
@@ -71,13 +72,14 @@ def run(options: argparse.Namespace) -> int:
     topology = topology_of(options, model=options.model or options.golden.parent)
     concurrency = min(options.concurrency or len(golden.cases), len(golden.cases))
     progress = _Progress(len(golden.cases))
+    moves: list[Moves] = []
     clock = SystemClock()
     started = clock.now()
     try:
         if options.monolith:
-            comparisons = _monolith(options, golden, topology, concurrency, progress.step)
+            comparisons = _monolith(options, golden, topology, concurrency, progress.step, moves)
         else:
-            comparisons = _system(options, golden, topology, concurrency, progress.step)
+            comparisons = _system(options, golden, topology, concurrency, progress.step, moves)
     except TimeoutError as error:
         raise CommandError(
             f"not done after {options.timeout:g} s; allow more with --timeout", ExitCode.FAILED
@@ -91,9 +93,15 @@ def run(options: argparse.Namespace) -> int:
     repeated = sum(item.attempts > 1 for item in verdict.comparisons)
     if repeated:  # equal all the same, but nobody broke anything on purpose here
         say(f"  {plural(repeated, 'prompt')} needed more than one attempt")
+    for moved in moves:
+        say(f"  {moved}")
     say(f"{plural(len(golden.cases), 'prompt')} in {clock.now() - started:.1f} s, start included")
     if options.json:
-        show_json(verdict.as_json())
+        more: dict[str, object] = {}
+        if topology.rebalance_after is not None:
+            more["moves"] = sum(moved.count for moved in moves)
+            more["changed_slots"] = sum(moved.changed_slots for moved in moves)
+        show_json(verdict.as_json() | more)
     else:
         show(str(verdict))
     return ExitCode.OK if verdict.is_equal else ExitCode.FAILED
@@ -105,6 +113,7 @@ def _monolith(
     topology: Topology,
     concurrency: int,
     on_done: Callable[[], None],
+    moves: list[Moves],
 ) -> tuple[Comparison, ...]:
     given = [
         f"--decode-{form}"
@@ -133,6 +142,8 @@ def _monolith(
         "redundant": topology.redundant,
         "rebalance_after": topology.rebalance_after,
     }
+    if topology.rebalance_after is not None:
+        kwargs["on_moves"] = lambda count, slots: moves.append(Moves("", count, slots))
     try:
         config = ModelConfig.load(topology.model)
         require_layout(config, run, EngineRole.NORMAL, min_redundant=topology.redundant)
@@ -153,6 +164,7 @@ def _system(
     topology: Topology,
     concurrency: int,
     on_done: Callable[[], None],
+    moves: list[Moves],
 ) -> tuple[Comparison, ...]:
     import dataclasses
 
@@ -161,9 +173,12 @@ def _system(
     topology = dataclasses.replace(topology, kv_quantisers=golden.kv_quantisers)
     try:
         with running_system(topology, start_timeout_s=options.timeout) as system:
-            return signals.run(
+            comparisons = signals.run(
                 _replay(system.address, golden.cases, concurrency, options.timeout, on_done)
             )
+            if topology.rebalance_after is not None:
+                moves += expert_moves(system.address)
+            return comparisons
     except StartLate as error:
         raise CommandError(
             f"the system was not ready after {options.timeout:g} s; allow more with --timeout",

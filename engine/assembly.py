@@ -31,6 +31,7 @@ from engine.parallel.plans.follower import Follower
 from engine.parallel.plans.leader import LeadingRunner
 from engine.parallel.ports import Ports
 from engine.plan import AgreedStep, Runner
+from engine.statistics import ExpertMoves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +146,12 @@ def assemble(
         directory, layout, kernels, ports, batch_invariant=settings.batch_invariant
     )
 
-    def on_step(agreed: AgreedStep) -> int | None:
+    def on_step(agreed: AgreedStep) -> ExpertMoves | None:
         ports.progress.begin_step(agreed.step, agreed.kind.value, agreed.vote)
         if rebalancer is None:
             return None
         rebalancer.before_step()
-        return rebalancer.steps_since_move
+        return rebalancer.moves
 
     cache = settings.cache_size(layout.block_bytes)
     pool = KvPool(
@@ -172,7 +173,7 @@ def _follower(
     kernels: Kernels,
     ports: Ports,
     runner: Runner,
-    on_step: Callable[[AgreedStep], int | None],
+    on_step: Callable[[AgreedStep], ExpertMoves | None],
 ) -> BuiltFollower:
     assert ports.plans is not None
 
@@ -202,13 +203,13 @@ def _leader(
     kernels: Kernels,
     ports: Ports,
     runner: Runner,
-    on_step: Callable[[AgreedStep], int | None],
+    on_step: Callable[[AgreedStep], ExpertMoves | None],
     group: str,
 ) -> BuiltEngine:
     config = layout.config
     leading = LeadingRunner(runner, ports.plans) if ports.plans is not None else None
 
-    def on_step_led(agreed: AgreedStep) -> int | None:
+    def on_step_led(agreed: AgreedStep) -> ExpertMoves | None:
         if leading is not None:
             leading.begin_step(agreed)
         return on_step(agreed)

@@ -48,7 +48,7 @@ from engine.sampler import BadLogits, Sampled, SampleRow, sample
 from engine.scheduler import Row, Schedule, Scheduler
 from engine.sequence import Sequence
 from engine.state_mover import StateMover
-from engine.statistics import EngineStatistics
+from engine.statistics import EngineStatistics, ExpertMoves
 from engine.step_launcher import StepInFlight, StepLauncher
 
 logger = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ class LLMEngine:
         cache: pages and slots the runner really has.
         runner: executes plans.
         vote: how the ranks of the group agree; None is a group of one.
-        on_step: told of each agreed step before it runs; returns the steps since experts moved, or
-            None when they never do.
+        on_step: told of each agreed step before it runs; returns how experts have moved, or None
+            when they never do.
         gathers_rows: collectives of a step take the rows of each rank (path A): votes are gathered,
             not reduced, and plans carry what every rank announced.
         on_failure: called when this rank is lost, so that its peers stop waiting for it at once.
@@ -93,7 +93,7 @@ class LLMEngine:
         cache: CacheSize,
         runner: Runner,
         vote: VotePort | None = None,
-        on_step: Callable[[AgreedStep], int | None] | None = None,
+        on_step: Callable[[AgreedStep], ExpertMoves | None] | None = None,
         gathers_rows: bool = False,
         on_failure: Callable[[], None] | None = None,
         group: str = "local",
@@ -111,7 +111,7 @@ class LLMEngine:
         self._group = group
         self._last_decision: Decision | None = None
         self._last_vector: tuple[int, ...] = ()
-        self._steps_since_move: int | None = None
+        self._moves: ExpertMoves | None = None
         self._lockstep = LockstepState(
             _KINDS[settings.role],
             attempt_interval=settings.prefill_attempt_interval,
@@ -272,7 +272,7 @@ class LLMEngine:
     def statistics(self) -> EngineStatistics:
         """Returns what the engine holds and has done. Engine thread."""
         scheduler = self._scheduler
-        blocks = scheduler.blocks.statistics()
+        blocks, moves = scheduler.blocks.statistics(), self._moves
         return EngineStatistics(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -291,7 +291,9 @@ class LLMEngine:
             swapped_bytes=self._mover.swapped_bytes,
             failed_requests=self._failed_requests,
             stalled_rounds=self._lockstep.stalled_rounds,
-            steps_since_move=self._steps_since_move,
+            steps_since_move=moves.steps_since if moves else None,
+            expert_moves=moves.moves if moves else None,
+            changed_slots=moves.changed_slots if moves else None,
         )
 
     def describe_progress(self) -> str:
@@ -340,7 +342,7 @@ class LLMEngine:
         self._step += 1
         if self._on_step is not None:
             agreed = AgreedStep(kind=kind, step=self._step, vote=self._last_vector)
-            self._steps_since_move = self._on_step(agreed)
+            self._moves = self._on_step(agreed)
         rows: list[Row] = []
         plan = placeholder = placeholder_plan(kind, self._step, group_rows)
         try:

@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMoves:
+    """What moving experts by their load has come to; equal on all ranks that share experts.
+
+    Args:
+        steps_since: agreed steps since the last move, or since the start.
+        moves: times experts were placed anew.
+        changed_slots: slots that got another expert, over all layers and moves.
+    """
+
+    steps_since: int = 0
+    moves: int = 0
+    changed_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
     """A snapshot; the counters run from the start of the engine.
 
@@ -28,6 +43,8 @@ class EngineStatistics:
         failed_requests: requests that ended by an error of their own.
         stalled_rounds: agreements in a row that found work nobody could run.
         steps_since_move: agreed steps since experts last moved; None when they never do.
+        expert_moves: times experts were placed anew by their load; None likewise.
+        changed_slots: slots that got another expert by that; None likewise.
     """
 
     running: int
@@ -47,4 +64,6 @@ class EngineStatistics:
     swapped_bytes: int
     failed_requests: int
     stalled_rounds: int
-    steps_since_move: int | None
+    steps_since_move: int | None = None
+    expert_moves: int | None = None
+    changed_slots: int | None = None

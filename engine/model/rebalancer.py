@@ -6,6 +6,9 @@ the checkpoint. The step waits meanwhile. Tokens do not change, since replicas h
 """
 
 import logging
+from dataclasses import replace
+
+import numpy as np
 
 from engine.model.decoder import Decoder
 from engine.model.experts import ExpertPlacement
@@ -13,6 +16,7 @@ from engine.parallel.dispatch import Dispatcher, DispatchShape
 from engine.parallel.experts import LoadWindow, Placement, imbalance, plan
 from engine.parallel.experts.exchange import sum_over_ranks
 from engine.parallel.layout import ExpertSlots
+from engine.statistics import ExpertMoves
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +55,7 @@ class ExpertRebalancer:
         self._interval_steps = interval_steps
         self._num_steps = 0
         self.placements = [Placement.initial(slots)] * model.config.num_layers
-        self.num_moves = 0
-        self.steps_since_move = 0
+        self.moves = ExpertMoves()
 
     def before_step(self) -> None:
         """Counts a step, and moves experts when it is time; a collective then.
@@ -62,7 +65,7 @@ class ExpertRebalancer:
             CheckpointError: the checkpoint can no longer be read.
         """
         self._num_steps += 1
-        self.steps_since_move += 1
+        self.moves = replace(self.moves, steps_since=self.moves.steps_since + 1)
         if self._num_steps % self._interval_steps == 0:
             self._move()
         self._loads.add_step()
@@ -94,12 +97,19 @@ class ExpertRebalancer:
                 for placement in planned
             ]
         )
+        changed = sum(
+            int(np.count_nonzero(old.physical_to_logical != new.physical_to_logical))
+            for old, new in zip(self.placements, planned, strict=True)
+        )
         self.placements = planned
-        self.num_moves += 1
-        self.steps_since_move = 0
+        self.moves = ExpertMoves(
+            moves=self.moves.moves + 1, changed_slots=self.moves.changed_slots + changed
+        )
         logger.info(
-            "experts moved before step %d: highest over mean rank load %.3f, was %.3f",
+            "experts moved before step %d: %d slots changed, highest over mean rank load %.3f, "
+            "was %.3f",
             self._num_steps,
+            changed,
             after,
             before,
         )

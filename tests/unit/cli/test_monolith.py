@@ -33,6 +33,7 @@ def test_golden_prompts_are_equal_at_any_concurrency(concurrency: int) -> None:
 
 def test_moving_experts_changes_no_token() -> None:
     cases = load_golden(MODEL / "golden.json").cases[:3]
+    moves: list[tuple[int, int]] = []
     comparisons = run_cases(
         MODEL,
         cases,
@@ -42,8 +43,12 @@ def test_moving_experts_changes_no_token() -> None:
         on_done=lambda: None,
         redundant=3,
         rebalance_after=5,
+        on_moves=lambda *told: moves.append(told),
     )
     assert all(item.is_equal for item in comparisons)
+    [(count, changed_slots)] = moves
+    assert count >= 8
+    assert changed_slots > 0
 
 
 def test_time_is_bounded() -> None:
@@ -71,6 +76,7 @@ def test_a_directory_that_is_no_model_is_an_error(tmp_path: Path) -> None:
 def test_golden_prompts_on_rank_processes() -> None:
     cases = load_golden(MODEL / "golden.json").cases[:3]
     done: list[None] = []
+    moves: list[tuple[int, int]] = []
     comparisons = run_cases_on_ranks(
         MODEL,
         cases,
@@ -81,10 +87,14 @@ def test_golden_prompts_on_rank_processes() -> None:
         on_done=lambda: done.append(None),
         redundant=2,
         rebalance_after=6,
+        on_moves=lambda *told: moves.append(told),
     )
     assert [item.case for item in comparisons] == list(cases)
     assert all(item.is_equal for item in comparisons)
     assert len(done) == 3
+    [(count, changed_slots)] = moves
+    assert count >= 8
+    assert changed_slots > 0
 
 
 @pytest.mark.timeout(120)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import cli.verify
 from cli.local import launcher
+from cli.local.figures import Moves
 from cli.local.launcher import StartLate
 from cli.main import main
 from runtime.errors import Unavailable
@@ -71,7 +73,24 @@ async def test_a_different_token_exits_1_and_is_shown(
     assert (value["tokens"], value["tokens_equal"]) == (24, 20)
     assert value["first_difference"]["prompt"] == "case 1"
     assert value["first_difference"]["position"] == 4
+    assert "moves" not in value
     assert "differs: case 1 (2 tokens) at generated token 4: expected" in captured.err
+
+
+async def test_moves_of_experts_are_told_where_they_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = [Moves("prefill", 0, 0), Moves("decode", 2, 31)]
+    monkeypatch.setattr(cli.verify, "expert_moves", lambda address: told)
+    async with front_door() as door:
+        rebalancing = ("--rebalance-after", "8", "--json")
+        code, _ = await verify(door, monkeypatch, golden(tmp_path), *rebalancing)
+    assert code == 0
+    captured = capsys.readouterr()
+    value = json.loads(captured.out.splitlines()[-1])
+    assert (value["moves"], value["changed_slots"], value["prompts_equal"]) == (2, 31, 3)
+    assert "prefill: experts never moved, the run had too few steps" in captured.err
+    assert "decode: experts moved 2 times, 31 slots got another expert" in captured.err
 
 
 async def test_a_failed_request_counts_as_different(

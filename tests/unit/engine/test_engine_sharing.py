@@ -13,6 +13,7 @@ from engine.request import (
     SamplingParams,
     TokenOut,
 )
+from engine.statistics import ExpertMoves
 from tests.fakes.toy_engine import (
     BLOCK,
     drain,
@@ -128,15 +129,20 @@ def test_the_bytes_of_an_image_are_let_go_once_they_are_on_the_device() -> None:
 
 def test_a_step_tells_how_long_experts_have_been_where_they_are() -> None:
     engine, _ = make_engine()
-    assert engine.statistics().steps_since_move is None
-    ages = iter((4, 5, 0))
-    engine._on_step = lambda kind: next(ages)
+    before = engine.statistics()
+    assert (before.steps_since_move, before.expert_moves, before.changed_slots) == (None,) * 3
+    moves = iter(
+        ExpertMoves(steps_since=age, moves=number, changed_slots=3 * number)
+        for age, number in ((4, 0), (5, 0), (0, 1))
+    )
+    engine._on_step = lambda agreed: next(moves)
     engine.add(request("a", 5, max_tokens=3))
     seen = []
     while engine.has_work():
         engine.step()
-        seen.append(engine.statistics().steps_since_move)
-    assert seen == [4, 5, 0]
+        now = engine.statistics()
+        seen.append((now.steps_since_move, now.expert_moves, now.changed_slots))
+    assert seen == [(4, 0, 0), (5, 0, 0), (0, 1, 3)]
 
 
 def test_progress_is_described_by_group_step_kind_and_vote() -> None:

@@ -49,10 +49,15 @@ def test_tokens_stay_while_experts_move() -> None:
         rebalancer.before_step()
         logits = solo.feed(tokens[-1:] or prompt["input_ids"])
         tokens.append(int(logits.argmax()))
-        assert rebalancer.num_moves == step // 4
+        assert rebalancer.moves.moves == step // 4
     assert tokens == prompt["greedy"][:10]
     assert any(placement != initial for placement in rebalancer.placements)
-    assert rebalancer.steps_since_move == 2
+    assert rebalancer.moves.steps_since == 2
+    # The last map is the second; what changed is counted over both moves.
+    assert rebalancer.moves.changed_slots >= sum(
+        int((placement.physical_to_logical != initial.physical_to_logical).sum())
+        for placement in rebalancer.placements
+    )
     # Every row of every layer was counted, top_k choices each.
     counts = loads.counts()
     rows = [len(prompt["input_ids"])] + [1] * 9
