@@ -18,7 +18,6 @@ class Kind:
         what: Its name on the page.
         where, cause: Labels that are shown; `where` may be empty.
         only: Values that labels must have.
-        good: Values of `cause` that are no failure.
     """
 
     what: str
@@ -26,26 +25,15 @@ class Kind:
     cause: str
     where: str = ""
     only: Mapping[str, str] | None = None
-    good: frozenset[str] = frozenset()
 
 
 KINDS = (
-    Kind(what="redispatch", metric="disagg_redispatch_total", where="stage", cause="reason"),
-    Kind(
-        what="failed",
-        metric="disagg_requests_total",
-        cause="reason",
-        only={"outcome": "failed"},
-    ),
+    Kind(what="repeated", metric="disagg_redispatch_total", where="stage", cause="reason"),
+    Kind(what="failed", metric="disagg_requests_total", cause="reason", only={"outcome": "failed"}),
     Kind(what="refused", metric="disagg_admission_rejections_total", cause="reason"),
     Kind(what="cancelled", metric="disagg_cancellations_total", where="stage", cause="origin"),
     Kind(what="prefix given up", metric="disagg_prefix_fallback_total", cause="cause"),
-    Kind(
-        what="read ahead given up",
-        metric="disagg_prefetch_total",
-        cause="outcome",
-        good=frozenset({"ok", "used"}),
-    ),
+    Kind(what="read ahead given up", metric="disagg_prefetch_total", cause="outcome"),
 )
 
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?")
@@ -81,5 +69,4 @@ def _labels(sample: str, kind: Kind) -> tuple[str, str] | None:
     labels = {name: value for name, _, value in pairs}
     if any(labels.get(name) != value for name, value in (kind.only or {}).items()):
         return None
-    cause = labels.get(kind.cause, "")
-    return None if cause in kind.good else (labels.get(kind.where, ""), cause)
+    return labels.get(kind.where, ""), labels.get(kind.cause, "")

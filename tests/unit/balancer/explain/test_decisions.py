@@ -59,3 +59,15 @@ def test_records_cannot_be_changed() -> None:
     record = decide(POLICY, request(), (), rotation=0, now=0.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         record.rotation = 3  # type: ignore[misc]
+
+
+def test_recent_is_the_last_word_on_each_request_newest_first() -> None:
+    ring = DecisionRing(3)
+    for rotation, name in enumerate("abcda"):
+        ring.append(decide(POLICY, request(name), (), rotation=rotation, now=0.0))
+    assert [(item.request.request_id, item.rotation) for item in ring.recent(9)] == [
+        ("a", 4),
+        ("d", 3),
+        ("c", 2),
+    ]
+    assert len(ring.recent(2)) == 2

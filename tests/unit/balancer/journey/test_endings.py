@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from balancer.journey.endings import Endings
+from balancer.journey.recent import RecentRequests
 from balancer.journey.request import Delta, FinishReason, Request, Sampling
 from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.state import Handover, Journey, Pair
@@ -80,3 +81,18 @@ def test_failures_and_cancellations() -> None:
     endings.cancelled(made, "client")
     assert metrics.value("disagg_requests_total", outcome="failed", reason="PEER_GONE") == 1
     assert metrics.value("disagg_cancellations_total", stage="decode", origin="client") == 1
+
+
+def test_every_end_is_kept_with_its_times() -> None:
+    recent, made = RecentRequests(), journey()
+    endings = Endings(Metrics(), recent=recent)
+    made.timing.lookup_us = 5
+    endings.failed(made, "PEER_GONE", total_us=2_000_000)
+    made.transcript.take(1, 2, [20, 21], (), FinishReason.STOP)
+    endings.arrived(made, total_us=3_000_000)
+    arrived, failed = recent.latest()
+    assert (failed.outcome, failed.reason, failed.ended_at) == ("failed", "PEER_GONE", 2.0)
+    assert (arrived.outcome, arrived.reason, arrived.ended_at) == ("stop", "", 3.0)
+    assert (arrived.prompt_tokens, arrived.cached_tokens, arrived.generated_tokens) == (3, 2, 2)
+    assert (failed.timing.total_us, arrived.timing.total_us) == (2_000_000, 3_000_000)
+    assert failed.timing.lookup_us == 5

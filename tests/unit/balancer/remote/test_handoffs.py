@@ -165,11 +165,13 @@ async def _looked(handoffs: StoreHandoffs) -> str:
 async def test_a_full_store_refuses_until_it_is_well_below_its_limit() -> None:
     opener = Opener()
     handoffs = StoreHandoffs(opener, ping_s=1.0)
-    assert handoffs.refusal == ""
+    assert (handoffs.refusal, handoffs.pressure) == ("", None)
     assert await _looked(handoffs) == ""
     [store] = opener.stores
     store.used_share = 0.9
     assert (await _looked(handoffs)).startswith("90% of the KV store's memory")
+    assert handoffs.pressure is not None
+    assert handoffs.pressure.used_share == 0.9
     store.used_share = 0.82
     assert (await _looked(handoffs)).startswith("82%")
     store.error = StoreDown("s", "gone")
