@@ -24,6 +24,8 @@ from engine.config import EngineRole, EngineSettings, SettingsError
 from engine.fit import require_layout
 from engine.handoff import KvLayout
 from engine.model.weights import load_weights
+from engine.parallel.backends import require_backend
+from engine.parallel.errors import BackendMissing
 from engine.parallel.layout import RunLayout, data_parallel, parse_layout
 from engine.parallel.worker import RankContext, run_group
 from kvstore.config import KvStoreConfig
@@ -57,6 +59,7 @@ STARTUP_ERRORS: Mapping[type[Exception], ExitCode] = {
     FileNotFoundError: ExitCode.CONFIGURATION,
     ListenError: ExitCode.CONFIGURATION,
     PageError: ExitCode.CONFIGURATION,
+    BackendMissing: ExitCode.DEPENDENCY,
     KvStoreError: ExitCode.DEPENDENCY,
     BadProcessSettings: ExitCode.CONFIGURATION,
     TracingUnavailable: ExitCode.DEPENDENCY,
@@ -89,6 +92,7 @@ def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
             f"group.ranks is {group.ranks}, but layout {run} has {run.layout.world_size} ranks: "
             "leave one of them out"
         )
+    require_backend(group.backend)
     check_addresses(settings.listen, run.layout.num_engines)
     open_security(settings.tls, role=kind.value, metrics=Metrics())
     layout = _layout(settings)

@@ -32,7 +32,9 @@ class GroupSettings(Settings):
         flag="--layout",
     )
     name: str = setting(help="name of the group, unique in a cluster", flag="--group")
-    backend: Literal["shm", "gloo"] = setting("shm", help="transport between the ranks")
+    backend: Literal["shm", "gloo", "deep_ep"] = setting(
+        "shm", help="transport between the ranks; deep_ep needs GPUs and an adapter to come"
+    )
     collective_timeout_s: float = setting(30.0, help="seconds a collective may take", gt=0)
     start_timeout_s: float = setting(300.0, help="seconds the ranks may take to meet", gt=0)
 

@@ -22,6 +22,10 @@ class LayoutError(ParallelError, ValueError):
         super().__init__("; ".join(f"{check}: {sentence}" for check, sentence in violations))
 
 
+class BackendMissing(ParallelError, RuntimeError):
+    """A transport between ranks that cannot run on this host; says what it needs."""
+
+
 class DispatchInputError(ParallelError, ValueError):
     """Bad arguments of a dispatch or combine, found before anything was sent."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.parallel.backends import require_backend
 from engine.parallel.channels import GlooChannel
 from engine.parallel.dispatch import Dispatcher, DispatchShape, LocalDispatcher
 from engine.parallel.dispatch_gloo import GlooDispatcher
@@ -107,6 +108,7 @@ def open_ports(
         GeometryMismatch: another rank opened with other sizes or another layout.
         GroupError: another rank is late or lost.
         LayoutError: the layout cannot exist, or is of another number of ranks.
+        BackendMissing: a backend that cannot run on this host.
         ValueError: unknown backend, or a size below 1.
     """
     shape = DispatchShape(
@@ -115,11 +117,7 @@ def open_ports(
     run = run or data_parallel(context.num_ranks)
     if context.num_ranks == 1 and run.layout.world_size == 1:
         return _open_local(shape, run, tables)
-    if context.backend not in _BACKENDS:
-        raise ValueError(
-            f"backend {context.backend!r} is unknown for {context.num_ranks} ranks; "
-            f"known: {', '.join(sorted(_BACKENDS))}"
-        )
+    require_backend(context.backend)
     if not run.layout.is_dp_family_sufficient:
         raise LayoutError(
             [("V2", f"the {run.layout.lockstep_block} ranks that step together do not fit {run}")]

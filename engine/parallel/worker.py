@@ -28,6 +28,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from engine.parallel import endings
+from engine.parallel.backends import require_backend
 from engine.parallel.endings import ProcessHandle
 from engine.parallel.shared_memory import MAX_RANKS, Segment, create_rendezvous, create_segment
 
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 Option = str | int | float | bool | None
 
-BACKEND_NAMES: Final = ("gloo", "shm")
 # Of malloc.h: M_MMAP_THRESHOLD (at its upper limit), M_TRIM_THRESHOLD, M_TOP_PAD.
 _MALLOC_SETTINGS: Final = ((-3, 32 << 20), (-1, 1 << 30), (-2, 64 << 20))
 
@@ -62,7 +62,7 @@ class RankContext:
     Args:
         rank, num_ranks: its place; 0 <= rank < num_ranks.
         group_name: for logs and messages.
-        backend: a name in `BACKEND_NAMES`; a group of one rank needs none and ignores it.
+        backend: see `engine.parallel.backends`; a group of one rank needs none and ignores it.
         segment_fd: descriptor of the group's memory in this process; -1 in a group of one rank.
         rendezvous_fd: descriptor of gloo's rendezvous file; -1 unless the backend is gloo.
         collective_timeout_s: bound of every collective.
@@ -128,14 +128,14 @@ def run_group(
         after a second signal.
 
     Raises:
+        BackendMissing: a backend that cannot run on this host.
         ValueError: a malformed entry, too many ranks, or an unknown backend.
     """
     if ":" not in entry:
         raise ValueError(f"entry {entry!r} is not of the form 'package.module:function'")
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"num_ranks {num_ranks} is not in 1..{MAX_RANKS}: split the group")
-    if backend not in BACKEND_NAMES:
-        raise ValueError(f"backend {backend!r} is unknown; known: {', '.join(BACKEND_NAMES)}")
+    require_backend(backend)
     context = RankContext(
         num_ranks=num_ranks,
         group_name=group_name,

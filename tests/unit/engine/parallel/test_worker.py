@@ -270,7 +270,7 @@ def test_a_drain_that_takes_too_long_names_the_ranks(start):
     [
         (("no_colon", 2), {}, "'no_colon' is not of the form 'package.module:function'"),
         (("a:b", 0), {}, "num_ranks 0 is not in 1..512"),
-        (("a:b", 2), {"backend": "smoke"}, "'smoke' is unknown; known: gloo, shm"),
+        (("a:b", 2), {"backend": "smoke"}, "'smoke' is unknown; known: gloo, shm, deep_ep"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, named, message):
