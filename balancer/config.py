@@ -225,8 +225,10 @@ class RoutingSettings(Settings):
     give_way_s: float = setting(
         _ROUTING.give_way_s, help="seconds that a request which is late lets others go first"
     )
-    refuse_late: bool = setting(
-        _ROUTING.refuse_late, help="refuse what would miss its first-token target everywhere"
+    refuse_late: Literal["stated", "always", "never"] = setting(
+        _ROUTING.refuse_late,
+        help="refuse what would miss its first-token target everywhere: if the caller stated one, "
+        "always, or never",
     )
     reserve_share: float = setting(
         _ROUTING.reserve_share, help="share of a decode member's KV kept free at admission"

@@ -89,6 +89,13 @@ class Router:
             self._on_call("place", {"request": request, "now": now, "outcome": outcome})
         return record
 
+    def pass_time(self, now: float) -> None:
+        """Ends a round that is over although nobody asks; call it now and then."""
+        # Rounds are counted from the first decision on.
+        if self._rotation and now >= self._memory.next_round_at(now):
+            self._note("pass_time", now=now)
+            self._memory.observe(_round(self._members.snapshot(now)))
+
     def prefill_ended(
         self,
         request_id: str,

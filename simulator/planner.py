@@ -43,7 +43,8 @@ class Trial:
     Args:
         change: How it differs from the plan; empty for the plan.
         goodput: Share of requests within the targets.
-        late, slow, refused: Shares that missed TTFT, TPOT, or were refused; the first that fits.
+        late, slow, refused: Shares that missed TTFT or were refused since they would have, missed
+            TPOT, or were refused for want of room; the first that fits.
     """
 
     topology: Topology
@@ -325,7 +326,9 @@ _UNREACHED = {
 def _judged(topology: Topology, samples: Samples, slo: Slo) -> Trial:
     late = slow = refused = good = 0
     for row in samples.rows:
-        if row.refused:
+        if row.refused == "late":
+            late += 1
+        elif row.refused:
             refused += 1
         elif slo.is_met(row.prompt_tokens, row.ttft_s, row.tpot_s):
             good += 1

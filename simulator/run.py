@@ -172,6 +172,7 @@ class Simulation:
             self.members.observe(machines.prefill_member(engine, self._sequence), now)
         for engine in range(len(machines.decode_ids)):
             self.members.observe(machines.decode_member(engine, self._sequence), now)
+        self.router.pass_time(now)
         self._at(now + self._beat_s, self._beat)
 
     def _arrive(self, now: float, key: int) -> None:
@@ -252,6 +253,9 @@ class Simulation:
             local_cached=local,
             arrived_at=flight.row.arrived_at,
             deadline=self._deadline(flight),
+            # Callers state the targets that their answers are judged by.
+            ttft_slo_s=self._options.ttft_target_s(flight.row.prompt_tokens, None),
+            tpot_slo_s=self._options.tpot_slo_s,
         )
 
     def _hold(self, now: float, flight: _Flight) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from typing import Any
 
-from balancer.routing.options import RoutingOptions
+from balancer.routing.options import RoutingOptions, class_limits
 from balancer.routing.policies import POLICIES
 from balancer.routing.quota import FlopCount
 from simulator.machines import Machines
@@ -95,7 +94,7 @@ def run_policy(
     """Simulates one policy.
 
     Args:
-        name: Of the policy; options of its own may follow, as in `deepseek:refuse_late=true`.
+        name: Of the policy; options of its own may follow, as in `deepseek:refuse_late=never`.
         journal: Takes every input of placement, line by line; see `simulator.replay`.
 
     Raises:
@@ -137,7 +136,7 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
     plain = {
         option.name: getattr(RoutingOptions(), option.name)
         for option in fields(RoutingOptions)
-        if isinstance(getattr(RoutingOptions(), option.name), bool | int | float)
+        if isinstance(getattr(RoutingOptions(), option.name), bool | int | float | str)
     }
     changes: dict[str, Any] = {}
     for part in given:
@@ -209,8 +208,4 @@ def _step_prices(machines: Machines) -> dict[str, float]:
 def class_names(study: Study) -> tuple[str, ...]:
     """Names of the length classes, such as `<16K` and `16K-64K`."""
     options = RoutingOptions(**dict(study.options or {}))
-    edges = [f"{edge // 1024}K" if edge % 1024 == 0 else str(edge) for edge in options.boundaries]
-    if not edges:
-        return ("all",)
-    middle = [f"{low}-{high}" for low, high in pairwise(edges)]
-    return (f"<{edges[0]}", *middle, f">={edges[-1]}")
+    return class_limits(options.boundaries)

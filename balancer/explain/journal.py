@@ -128,7 +128,7 @@ def replay(lines: Iterable[str]) -> Iterator[Compared]:
 _MEMBER_CALLS = frozenset(
     {"observe", "assign", "unassign", "suspect", "probe", "absolve", "order_drain", "sweep"}
 )
-_ROUTER_CALLS = frozenset({"prefill_ended", "finished"})
+_ROUTER_CALLS = frozenset({"prefill_ended", "finished", "pass_time"})
 
 
 def _place(router: Router, entry: dict[str, Any], number: int) -> Compared:

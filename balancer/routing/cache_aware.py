@@ -54,8 +54,10 @@ class GlobalCache:
         self._refuses = refuses
 
     def exclude(self, case: Case, columns: Columns, cause: Codes) -> None:
-        """Members whose first token would come too late, if this one refuses."""
-        if self._refuses:
+        """Members whose first token would come too late, if this one refuses; what was taken on
+        once is seen through.
+        """
+        if self._refuses and case.request.attempt == 1:
             target_s = case.options.ttft_target_s(case.request.num_tokens, case.request.ttft_slo_s)
             rows = np.arange(len(columns))
             ttft_s = columns.quota_s + price_with_transfer(case, columns, rows)
@@ -104,7 +106,7 @@ def cache_aware(name: str, options: RoutingOptions) -> Composed:
     why, rule = rules[name]
     return Composed(
         name=name,
-        version=1,
+        version=2 if name == "mooncake" else 1,
         why=why,
         prefill=rule,
         decode=SteadyDecode() if name == "mooncake" else TwoAxes(),

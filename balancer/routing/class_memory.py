@@ -2,7 +2,8 @@
 
 Demand of a class in a round is the predicted seconds of what was decided in it plus what was placed
 before and is not computed yet. `RoundBegan` turns demand into the next shares. An engine that moves
-owes the prefills it had; when the last of them ended it is settled.
+owes the prefills it had; when the last of them ended it is settled. A round without any demand
+forgets the shares: what comes next is anybody's guess, so every engine serves every class again.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class ClassMemory:
             Engine(engine_id=engine_id, quota_s=quota_s, requests=requests)
             for engine_id, quota_s, requests in event.engines
         ]
-        if engines and sum(demand) > 0:
+        if sum(demand) <= 0:
+            self._shares, self._owed = Shares(), {}
+        elif engines:
             starts = (0, *self._options.boundaries)
             old = self._shares.moving
             self._shares = next_shares(

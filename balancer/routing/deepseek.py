@@ -13,7 +13,7 @@ def deepseek(options: RoutingOptions) -> Composed:
     """The policy with these options."""
     return Composed(
         name="deepseek",
-        version=1,
+        version=2,
         why="least outstanding work of the length class",
         prefill=ByClass(),
         decode=TwoAxes(),

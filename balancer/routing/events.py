@@ -1,7 +1,7 @@
 """What a policy's memory is told. Plain data: written down, they replay to the same decisions.
 
 Decided                 the router, after every decision
-RoundBegan              the router, before a decision when a round is over
+RoundBegan              the router, when a round is over: before a decision, or as time passes
 PrefillEnded            the pipeline, when a prefill ended in any way
 Finished                the pipeline, when a request left for good
 """

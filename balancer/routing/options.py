@@ -11,6 +11,7 @@ from itertools import pairwise
 from balancer.routing.quota import FlopCount
 
 _K = 1024
+REFUSE_LATE = ("stated", "always", "never")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class RoutingOptions:
         min_gain: Share by which the worst backlog per engine must fall for a move.
         starvation_s: Longest wait for an engine of one's own class; see `balancer.routing.prefill`.
         give_way_s: How long a request that misses its first-token target lets others go first.
-        refuse_late: Whether it is refused instead.
+        refuse_late: When it is refused instead: `stated`: if the caller stated a target; `always`;
+            or `never`.
         reserve_share: Share of a decode member's KV capacity that stays free at admission.
         look_ahead: Requests that may be prefilled for a decode member beyond its slots.
         replicas: Balancers that share these members; above 1 their views are stale, so each
@@ -53,7 +55,7 @@ class RoutingOptions:
     min_gain: float = 0.1
     starvation_s: float = 1.0
     give_way_s: float = 0.0
-    refuse_late: bool = False
+    refuse_late: str = "stated"
     reserve_share: float = 0.0
     look_ahead: int = 0
     replicas: int = 1
@@ -106,6 +108,10 @@ class RoutingOptions:
             _check(name, getattr(self, name), positive=False)
         for name, weight in self.weights.items():
             _check(f"weights[{name!r}]", weight, positive=False)
+        if self.refuse_late not in REFUSE_LATE:
+            raise ValueError(
+                f"refuse_late {self.refuse_late!r} must be one of {', '.join(REFUSE_LATE)}"
+            )
         if not 0 <= self.reserve_share < 1:
             raise ValueError(f"reserve_share {self.reserve_share} must be in [0, 1)")
         for name, least in (
@@ -125,6 +131,13 @@ class RoutingOptions:
     def class_of(self, num_tokens: int) -> int:
         """Length class of a prompt; a prompt as long as a boundary is in the upper class."""
         return bisect_right(self.boundaries, num_tokens)
+
+    def refuses_late(self, attempt: int, promised_s: float | None) -> bool:
+        """Whether such a request is refused when it would miss its target."""
+        # What was taken on is seen through: a repeated attempt may have tokens out already.
+        is_new = attempt == 1
+        is_stated = self.refuse_late == "stated" and promised_s is not None
+        return is_new and (is_stated or self.refuse_late == "always")
 
     def ttft_target_s(self, num_tokens: int, promised_s: float | None) -> float:
         """Seconds to the first token that count as good."""

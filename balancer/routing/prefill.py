@@ -17,7 +17,8 @@ The floor of `shares` gives every class an engine when there are enough of them.
 
 A request that would miss its first-token target wherever it may go gives way: until `give_way_s`
 after its arrival it takes an idle engine or is held, so that it does not make others late that can
-still be in time. With `refuse_late` it is refused instead.
+still be in time. A caller that stated its target is refused instead, since a late answer is none
+for it; `refuse_late` has that for everybody, or nobody.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ByClass:
         ):
             allowed = can
         if is_late(case, columns, allowed):
-            if case.options.refuse_late:
+            if case.options.refuses_late(case.request.attempt, case.request.ttft_slo_s):
                 exclude(cause, can, ExclusionCause.TOO_SLOW)
             elif case.now - case.request.arrived_at < case.options.give_way_s:
                 allowed = allowed & (columns.requests == 0)

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "--policy",
         default=DEFAULT_POLICY,
         metavar="A,B",
-        help=f"policies to compare, or `all`; with options as deepseek:refuse_late=true (default "
+        help=f"policies to compare, or `all`; with options as deepseek:refuse_late=never (default "
         f"{DEFAULT_POLICY})",
     )
     parser.add_argument(

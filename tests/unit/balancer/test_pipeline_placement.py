@@ -88,9 +88,9 @@ async def test_a_held_request_runs_when_the_engine_is_free() -> None:
 
 
 async def test_what_would_be_late_is_refused_with_a_hint_and_no_attempt_follows() -> None:
-    async with front_door(routing={"refuse_late": True, "ttft_slo_s": 0.5}) as door:
+    async with front_door() as door:
         door.balancer.members.assign("p0", "other", 100, quota_s=600.0, now=1e12)
-        error = await door.generate()
+        error = await door.generate(ttft_slo_s=0.5)
         assert isinstance(error, Overloaded)
         assert error.reason is Reason.QUEUE_FULL
         assert error.retry_after_s

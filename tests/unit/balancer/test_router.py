@@ -63,6 +63,26 @@ def test_rounds_begin_with_decisions() -> None:
     assert set(own.class_of.values()) == {0, 1}
 
 
+def test_rounds_end_with_time_too() -> None:
+    bench = Bench(round_s=5.0)
+    bench.router.pass_time(50.0)  # rounds are counted from the first decision
+    bench.router.place(request(request_id="a"), now=100.0)
+    bench.router.pass_time(104.9)
+    assert bench.router.knowledge().own == Shares()
+    bench.router.pass_time(105.0)
+    own = bench.router.knowledge().own
+    assert isinstance(own, Shares)
+    assert set(own.class_of.values()) == {0, 1}
+    bench.router.prefill_ended("a", 106.0)
+    bench.router.finished("a", 107.0)
+    bench.router.pass_time(109.9)
+    assert bench.router.knowledge().own is own
+    bench.router.pass_time(110.0)  # it still counts what was carried over
+    bench.router.pass_time(115.0)
+    assert bench.router.knowledge().own == Shares()  # nobody came for a round
+    assert [call for call, _ in bench.calls if call == "pass_time"] == ["pass_time"] * 3
+
+
 def test_the_journal_sees_calls_and_outcomes() -> None:
     bench = Bench(num_engines=1)
     bench.router.place(request(), now=1.0)

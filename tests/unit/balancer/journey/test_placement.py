@@ -307,7 +307,7 @@ async def test_holding_back_ends_with_the_time_of_the_first_token() -> None:
 
 
 async def test_a_policy_may_refuse_a_request_with_a_hint() -> None:
-    options = RoutingOptions(refuse_late=True, ttft_slo_s=0.5)
+    options = RoutingOptions(refuse_late="always", ttft_slo_s=0.5)
     async with CleanUps(limit_s=1.0) as cleanups:
         bench = Bench(Slots(), cleanups, make_policy("deepseek", options))
         bench.members.assign("p0", "other", 100, quota_s=9.0)

@@ -66,16 +66,20 @@ def test_a_request_that_is_decided_again_counts_once() -> None:
     assert shares(memory).demand_s == (1.0, 0.0)
 
 
-def test_a_quiet_round_leaves_the_shares_alone() -> None:
+def test_a_quiet_round_forgets_the_shares() -> None:
     memory = ClassMemory(OPTIONS)
     memory.observe(begin(4))
     assert shares(memory) == Shares()
     memory.observe(decided("a", 0, 1.0))
     memory.observe(Finished(request_id="a", at=1.0))
     memory.observe(begin(4))
-    known = shares(memory)
+    assert sum(shares(memory).counts(2)) == 4
     memory.observe(begin(4))
-    assert shares(memory) is known
+    assert shares(memory) == Shares()  # every engine serves every class again
+    memory.check_integrity()
+    memory.observe(decided("b", 1, 1.0))
+    memory.observe(begin(4))
+    assert shares(memory).counts(2) == [1, 3]
 
 
 def test_an_engine_that_moves_is_settled_when_its_old_work_is_done() -> None:

@@ -113,17 +113,41 @@ def test_a_request_that_is_late_anyway_lets_others_go_first() -> None:
 
 
 def test_a_late_request_is_refused_where_that_is_wanted() -> None:
-    options = dataclasses.replace(GIVING_WAY, refuse_late=True)
+    options = dataclasses.replace(GIVING_WAY, refuse_late="always")
     refused = choose({"p0": 2.0, "p1": 5.0}, {}, options=options)
     assert refused.verdict is Verdict.REJECT
     assert refused.retry_after_s == 2.0
     assert choose({"p0": 1.8, "p1": 5.0}, {}, options=options).prefill_id == "p0"
 
 
+@pytest.mark.parametrize(
+    ("refuse_late", "attempt", "ttft_slo_s", "wanted"),
+    [
+        ("stated", 1, 0.5, Verdict.REJECT),
+        ("stated", 1, 0.7, Verdict.PLACE),
+        ("stated", 1, None, Verdict.PLACE),
+        ("stated", 2, 0.5, Verdict.PLACE),  # what was taken on is seen through
+        ("never", 1, 0.5, Verdict.PLACE),
+        ("always", 1, 0.5, Verdict.REJECT),
+        ("always", 2, 0.5, Verdict.PLACE),
+    ],
+)
+def test_whoever_stated_a_target_that_cannot_be_kept_is_told_at_once(
+    refuse_late: str, attempt: int, ttft_slo_s: float | None, wanted: Verdict
+) -> None:
+    options = RoutingOptions(refuse_late=refuse_late)
+    asked = dataclasses.replace(
+        request(1000, arrived_at=0.0, ttft_slo_s=ttft_slo_s), attempt=attempt
+    )
+    views = [engine("p0", wait_s=0.6), sink()]
+    assert place("deepseek", views, asked, options=options).verdict is wanted
+
+
 def test_what_the_caller_was_promised_is_the_target() -> None:
     promised = request(1000, arrived_at=0.0, ttft_slo_s=0.5)
+    options = dataclasses.replace(GIVING_WAY, refuse_late="never")
     views = [engine("p0", wait_s=0.6), sink()]
-    assert place("deepseek", views, promised, options=GIVING_WAY).verdict is Verdict.HOLD
+    assert place("deepseek", views, promised, options=options).verdict is Verdict.HOLD
 
 
 def test_ties_go_to_fewer_tokens_then_by_turns() -> None:

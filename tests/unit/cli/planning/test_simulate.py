@@ -77,7 +77,11 @@ def test_the_table_names_every_policy(capsys: pytest.CaptureFixture[str], short:
         (("--policy", ","), "no policy"),
         (("--policy", "deepseek:fast=1"), "no option 'fast'; there are: "),
         (("--policy", "deepseek:round_s=x"), "round_s is 'x'; wanted like round_s=5.0"),
-        (("--policy", "deepseek:refuse_late=1"), "wanted like refuse_late=false"),
+        (
+            ("--policy", "deepseek:refuse_late=1"),
+            "refuse_late '1' must be one of stated, always, never",
+        ),
+        (("--policy", "deepseek:max_moves=x"), "wanted like max_moves=2"),
         (("--policy", "deepseek:round_s=-1"), "round_s"),
         (("--load", "0"), "--load 0.0: give a positive number"),
         (("--load", "nan"), "--load nan"),
