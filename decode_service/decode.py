@@ -17,6 +17,7 @@ from typing import NoReturn
 from decode_service.credits import Credit, Credits
 from decode_service.fetcher import Fetcher
 from decode_service.prefetch import Handed, Prefetches, PrefetchRequest
+from decode_service.tracing import GenerateSpans, fetching
 from disagg import wire
 from engine.async_engine import AsyncEngine, EngineStopped, RequestHandle
 from engine.request import (
@@ -232,10 +233,18 @@ class DecodePath:
                 with await self._budget.take(size) as grant:
                     self._phase("handoff_wait", self._clock.now() - engine_request.arrival)
                     tokens, salt = request.token_ids, request.cache_salt
-                    async with self._prefetches.taken(
-                        request.request_id, request.attempt, tokens, salt
-                    ) as early:
-                        fetched = await self._fetcher.fetch(request.ticket, tokens, salt, early)
+                    with fetching(request.ticket) as span:
+                        async with self._prefetches.taken(
+                            request.request_id, request.attempt, tokens, salt
+                        ) as early:
+                            fetched = await self._fetcher.fetch(request.ticket, tokens, salt, early)
+                        span.set(
+                            {
+                                "disagg.kv.bytes": fetched.num_bytes,
+                                "disagg.kv.prefetched_bytes": fetched.prefetched_bytes,
+                                "disagg.verified": True,
+                            }
+                        )
                     await emit(
                         Resumed(
                             num_bytes=fetched.num_bytes,
@@ -250,7 +259,8 @@ class DecodePath:
                     )
                     del fetched  # the engine has the state, and drops it once it is on the device
                     try:
-                        await _stream(handle, grant, emit)
+                        with GenerateSpans(handle, submitted, self._clock) as spans:
+                            await _stream(handle, grant, emit, spans)
                     finally:
                         # Who has the last token may leave before we are through.
                         if handle.started_at is not None:
@@ -309,7 +319,7 @@ class DecodePath:
             return
 
 
-async def _stream(handle: RequestHandle, grant: Grant, emit: Emit) -> None:
+async def _stream(handle: RequestHandle, grant: Grant, emit: Emit, spans: GenerateSpans) -> None:
     """Emits what is ready until the last token of the sequence."""
     async with handle:
         async for event in handle:
@@ -322,6 +332,7 @@ async def _stream(handle: RequestHandle, grant: Grant, emit: Emit) -> None:
                 elif not isinstance(ready, ChunkDone):
                     await _end(tokens, ready, emit)
             if tokens:
+                spans.tokens(len(tokens))
                 await emit(Tokens(tokens=tuple(tokens)))
                 if tokens[-1].is_last:
                     return

@@ -43,7 +43,10 @@ def open_service(parts: Parts[DecodeSettings]) -> Service:
         fingerprint=parts.store.fingerprint,
         credits=Credits(ttl_s=fetch.credit_ttl_s),
         budget=Budget(
-            "bytes of fetched KV", fetch.max_bytes_in_flight, max_waiting=fetch.max_waiting
+            "bytes of fetched KV",
+            fetch.max_bytes_in_flight,
+            max_waiting=fetch.max_waiting,
+            span="decode.queue",
         ),
         clock=parts.clock,
         metrics=parts.metrics,

@@ -21,6 +21,7 @@ from kvstore.ticket import Ticket
 from runtime.budget import BudgetFull
 from runtime.channel import hop_timeout_s
 from runtime.errors import ErrorMap, Mismatch, Overloaded, Reason, TooLate
+from runtime.telemetry import current
 
 SERVICE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
 # Credits are part of taking work: a draining rank gives none.
@@ -68,6 +69,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             cache_salt=request.cache_salt,
             credit_id=request.credit_id,
         )
+        current().set(
+            {"disagg.attempt": request.attempt, "disagg.handoff_id": request.ticket.handoff_id}
+        )
         timeout_s = hop_timeout_s(context.time_remaining(), self._default_timeout_s)
         async with asyncio.timeout(timeout_s):
             await self._path.run(sequence, emit)
@@ -88,6 +92,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                     credit_id=begin.credit_id,
                 ),
                 _counts(request),
+            )
+            current().set(
+                {"disagg.kv.blocks": handed.num_blocks, "disagg.kv.bytes": handed.num_bytes}
             )
         return decode_pb2.PrefetchResponse(num_blocks=handed.num_blocks, bytes=handed.num_bytes)
 

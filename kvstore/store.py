@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from kvstore.backends.base import Allocate, Backend, BackendStatistics
+from kvstore.backends.base import Allocate, Backend, BackendStatistics, Facts
 from kvstore.backends.files import FilesBackend
 from kvstore.backends.keyed import KeyedBackend, keyed_fingerprint, read_key
 from kvstore.backends.memory import MemoryBackend
@@ -36,6 +36,7 @@ from kvstore.payloads.sealing import PayloadRef, block_refs
 from kvstore.pressure import Pressure, may_be_pressed, measure_pressure
 from kvstore.statistics import Counters, Observer, StoreStatistics, counted
 from kvstore.ticket import HandoffDraft, Ticket, TokenChain
+from kvstore.tracing import StoreSpans
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -67,7 +68,14 @@ def open_store(
     backend = open_backend(url, config, clock)
     if key_file := with_files(config, parse_url(url)).integrity_key_file:
         fingerprint = keyed_fingerprint(fingerprint, read_key(key_file))
-    return KvStore(backend, config, fingerprint=fingerprint, clock=clock, listener=listener)
+    return KvStore(
+        backend,
+        config,
+        fingerprint=fingerprint,
+        clock=clock,
+        listener=listener,
+        spans=StoreSpans(parse_url(url)),
+    )
 
 
 def open_backend(url: str, config: KvStoreConfig, clock: Clock) -> Backend:
@@ -117,6 +125,7 @@ class KvStore:
         fingerprint: Layout fingerprint, 8 bytes; part of every name.
         clock: Monotonic seconds.
         listener: Told about blocks that come and go.
+        spans: Of calls to the store; those of a private one if absent.
     """
 
     def __init__(
@@ -127,7 +136,9 @@ class KvStore:
         fingerprint: bytes,
         clock: Clock,
         listener: StoreListener | None = None,
+        spans: StoreSpans | None = None,
     ) -> None:
+        self.spans = spans or StoreSpans()
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ValueError(
                 f"fingerprint has {len(fingerprint)} bytes, a layout fingerprint has 8"
@@ -146,6 +157,7 @@ class KvStore:
             clock=clock,
             counters=self._counters,
             listener=self._listener,
+            spans=self.spans,
         )
         self._refreshed = Refreshed(config.refresh_s)
         self._published = Refreshed(config.refresh_s)
@@ -203,19 +215,28 @@ class KvStore:
             BlockMissing, BlockCorrupt: By position; the key of a corrupt block was quarantined.
         """
         self._check_hashes(hashes)
-        with counted(self._counters, "read"), removals(self._listener, hashes):
+        with (
+            counted(self._counters, "read"),
+            removals(self._listener, hashes),
+            self.spans.begin("kvstore.get", "GET") as span,
+        ):
             refs = block_refs(hashes)
             payloads = read(self._payloads, [ReadRequest(ref) for ref in refs], allocate)
             self._refresh(refs)
+            if span.is_recording:
+                span.set(
+                    {"disagg.kv.blocks": len(refs), "disagg.kv.bytes": sum(map(len, payloads))}
+                )
         return payloads
 
     def get_state(self, block_hash: bytes, allocate: Allocate = new_buffer) -> memoryview:
         """Verified boundary state at the end of a block; errors as `get_blocks`."""
         self._check_hashes([block_hash])
-        with counted(self._counters, "read"):
+        with counted(self._counters, "read"), self.spans.begin("kvstore.get", "GET") as span:
             refs = block_refs([block_hash], Component.STATE)
             payload = read(self._payloads, [ReadRequest(refs[0])], allocate)[0]
             self._refresh(refs)
+            span.set({"disagg.kv.bytes": len(payload)})
         return payload
 
     # Publishing
@@ -260,7 +281,17 @@ class KvStore:
 
     def commit(self, draft: HandoffDraft) -> Ticket:
         """Writes the tail, then ticket body and lease in one step; errors as `Handoffs.commit`."""
-        with counted(self._counters, "commit"), removals(self._listener, draft.block_hashes):
+        with (
+            counted(self._counters, "commit"),
+            removals(self._listener, draft.block_hashes),
+            self.spans.begin("kvstore.commit", "EVALSHA") as span,
+        ):
+            span.set(
+                {
+                    "disagg.kv.blocks": len(draft.block_hashes),
+                    "disagg.kv.bytes": len(draft.tail_kv) + len(draft.tail_state),
+                }
+            )
             ticket = self._handoffs.commit(draft)
         self._listener.blocks_stored(draft.block_hashes, self._config.block_tokens, draft.token_ids)
         return ticket
@@ -280,7 +311,7 @@ class KvStore:
             LayoutDiffers, TicketInvalid, StaleAttempt, LeaseLost: The ticket is refused.
             BlockMissing, BlockCorrupt: Its body is gone or wrong.
         """
-        with counted(self._counters, "lease"):
+        with counted(self._counters, "lease"), self.spans.begin("kvstore.lease", "EVALSHA"):
             return self._handoffs.open(ticket, tokens, salt)
 
     def prefetch(
@@ -324,6 +355,11 @@ class KvStore:
         """What the server says of itself. Raises StoreDown."""
         with counted(self._counters):
             return self._backend.statistics()
+
+    def facts(self) -> list[Facts]:
+        """What each server says of itself, for `kvstore.suitability`. Raises StoreDown."""
+        with counted(self._counters):
+            return self._backend.facts()
 
     def pressure(self, incoming_bytes: int = 0) -> Pressure:
         """How full the server is, with so many bytes of hand-offs more.

@@ -30,12 +30,14 @@ from prefill_service.boundary import BoundaryPolicy
 from prefill_service.prefix import LoadedPrefix, PrefixLoader
 from prefill_service.publisher import Publication, PublishPlan, handoff_bytes
 from prefill_service.stored import BlocksStored, StoredBlocks, reported
+from prefill_service.tracing import ComputeSpans
 from runtime.attempts import AttemptFence
 from runtime.budget import Budget, Grant
 from runtime.clock import Clock
 from runtime.errors import Bug, FieldViolation, InvalidRequest, Reason
 from runtime.metrics import Metrics
 from runtime.offload import clean_up, offload
+from runtime.telemetry import Span, current
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,8 @@ class PrefillPath:
                     )
                 )
             self._count_tokens(request, prefix)
+            cached_tokens = 0 if prefix is None else prefix.num_tokens - prefix.replay_tokens
+            current().set({"disagg.cached_tokens": cached_tokens})
             stored = StoredBlocks(0 if prefix is None else len(prefix.digests))
             if not (request.report_stored and hashes):
                 stored.close()
@@ -217,7 +221,7 @@ class PrefillPath:
                     replace(engine_request, image=image, export=publication)
                 )
                 del prefix, image  # the engine has it, and drops it once it is on the device
-                first = await self._compute(handle, publication, emit_in_turn)
+                first = await self._compute(handle, cached_tokens, publication, emit_in_turn)
                 if not stored.num_reported:
                     stored.close()  # a reader that starts now gains nothing over the ticket
                 await self._commit(request, first, publication, stored, emit_in_turn)
@@ -307,30 +311,41 @@ class PrefillPath:
         self._metrics.count("disagg_prompt_tokens_total", num_computed, source="computed")
 
     async def _compute(
-        self, handle: RequestHandle, publication: Publication, emit: Emit
+        self, handle: RequestHandle, cached_tokens: int, publication: Publication, emit: Emit
     ) -> TokenOut:
         """Runs the prompt through the engine; the first token, after everything was saved."""
         submitted = self._clock.now()
         async with handle:
-            async for event in handle:
-                publication.raise_if_failed()
-                if isinstance(event, ChunkDone):
-                    await emit(event)
-                elif isinstance(event, TokenOut):
-                    now = self._clock.now()
-                    started = submitted if handle.started_at is None else handle.started_at
-                    self._phase("prefill_queue", started - submitted)
-                    self._phase("prefill", now - started)
-                    await emit(
-                        FirstToken(
-                            token=event, queue_s=started - submitted, compute_s=now - started
-                        )
-                    )
-                    return event
-                elif isinstance(event, RequestFailed):
-                    raise event.error
-                elif isinstance(event, RequestFinished):
-                    raise Bug(f"prefill of {event.request_id} ended by {event.finish_reason}")
+            with ComputeSpans(handle, submitted, cached_tokens) as spans:
+                return await self._first_token(handle, submitted, spans, publication, emit)
+
+    async def _first_token(
+        self,
+        handle: RequestHandle,
+        submitted: float,
+        spans: ComputeSpans,
+        publication: Publication,
+        emit: Emit,
+    ) -> TokenOut:
+        async for event in handle:
+            publication.raise_if_failed()
+            if isinstance(event, ChunkDone):
+                spans.chunk(event.computed_tokens)
+                await emit(event)
+            elif isinstance(event, TokenOut):
+                now = self._clock.now()
+                spans.chunk(publication.num_tokens)
+                started = submitted if handle.started_at is None else handle.started_at
+                self._phase("prefill_queue", started - submitted)
+                self._phase("prefill", now - started)
+                await emit(
+                    FirstToken(token=event, queue_s=started - submitted, compute_s=now - started)
+                )
+                return event
+            elif isinstance(event, RequestFailed):
+                raise event.error
+            elif isinstance(event, RequestFinished):
+                raise Bug(f"prefill of {event.request_id} ended by {event.finish_reason}")
         raise Bug(f"prefill of {handle.request_id} ended without a token")
 
     async def _commit(
@@ -345,15 +360,30 @@ class PrefillPath:
         if first.finish_reason is not None:
             # Nobody will decode, but the blocks are worth keeping for the next prompt.
             await publication.wait_written()
+            publication.spans.end()
             stored.close()
             await self._hand_out(None, publication, began, emit)
             return
+        with current().child("prefill.commit") as span:
+            await self._commit_handoff(request, first, publication, stored, emit, span)
+
+    async def _commit_handoff(
+        self,
+        request: PromptRequest,
+        first: TokenOut,
+        publication: Publication,
+        stored: StoredBlocks,
+        emit: Emit,
+        span: Span,
+    ) -> None:
+        began = self._clock.now()
         await publication.wait_written()
         self._phase("publish", self._clock.now() - began)
         written = self._clock.now()
-        ticket = await publication.commit(
-            first_token=first.token_id, traceparent=request.traceparent
-        )
+        # Whoever takes the hand-off over points back to this span.
+        context = str(span.context) if span.is_recording else request.traceparent
+        ticket = await publication.commit(first_token=first.token_id, traceparent=context)
+        span.set({"disagg.handoff_id": ticket.handoff_id})
         self._phase("commit", self._clock.now() - written)
         stored.close()
         self._unclaimed += 1

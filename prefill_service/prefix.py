@@ -17,6 +17,7 @@ from kvstore.keys import Buffer, combine_digests, payload_digest
 from kvstore.resume import ResumePlan, plan_resume
 from kvstore.store import KvStore
 from runtime.metrics import Metrics
+from runtime.telemetry import current
 
 logger = logging.getLogger(__name__)
 
@@ -80,17 +81,33 @@ class PrefixLoader:
         """
         usable = min(len(block_hashes), (num_tokens - 1) // self._block_tokens)
         for _ in range(MAX_TRIES):
-            match = self._store.lookup(block_hashes[:usable])
-            plan = plan_resume(
-                match,
-                block_tokens=self._block_tokens,
-                window_replay_tokens=self._window_replay_tokens,
-            )
+            with current().child("prefill.lookup") as span:
+                match = self._store.lookup(block_hashes[:usable])
+                plan = plan_resume(
+                    match,
+                    block_tokens=self._block_tokens,
+                    window_replay_tokens=self._window_replay_tokens,
+                )
+                span.set(
+                    {
+                        "disagg.kv.hit_blocks": plan.num_blocks,
+                        "disagg.kv.miss_blocks": usable - plan.num_blocks,
+                    }
+                )
             self._count_lookup(usable, match.num_blocks, plan.num_blocks)
             if plan.num_blocks == 0:
                 break
             try:
-                return self._read(block_hashes[: plan.num_blocks], plan)
+                with current().child("prefill.load_prefix") as span:
+                    prefix = self._read(block_hashes[: plan.num_blocks], plan)
+                    span.set(
+                        {
+                            "disagg.cached_tokens": prefix.num_tokens - prefix.replay_tokens,
+                            "disagg.kv.blocks": len(prefix.blocks),
+                            "disagg.kv.bytes": prefix.num_bytes,
+                        }
+                    )
+                return prefix
             except (BlockMissing, BlockCorrupt) as error:
                 self._metrics.count("disagg_prefix_fallback_total", cause=error.cause)
                 if isinstance(error, BlockCorrupt):

@@ -29,6 +29,7 @@ from kvstore.store import KvStore
 from kvstore.ticket import HandoffDraft, Ticket
 from prefill_service.boundary import BoundaryPolicy
 from prefill_service.stored import StoredBlocks
+from prefill_service.tracing import PublishSpans
 from runtime.budget import Grant
 from runtime.metrics import Metrics
 from runtime.offload import offload
@@ -98,6 +99,7 @@ class Publication:
         self._writers = writers
         self._grant = grant
         self._metrics = metrics
+        self.spans = PublishSpans(store.spans, store.fingerprint)
         self._lock = threading.Lock()
         self._digests: dict[int, bytes] = dict(enumerate(plan.stored_digests))
         self._writes: list[Future[None]] = []
@@ -107,6 +109,11 @@ class Publication:
         self._is_closed = False
         self._published_bytes = 0
         self._block_bytes = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self._plan.num_tokens
 
     @property
     def published_bytes(self) -> int:
@@ -144,7 +151,7 @@ class Publication:
 
         if self._stored is not None:
             self._stored.expect()
-        self._queue(write, len(payload))
+        self._queue(write, len(payload), is_block=True)
 
     def save_state(self, end_tokens: int, payload: bytes) -> None:
         """Queues boundary state behind `end_tokens` tokens; engine thread."""
@@ -155,7 +162,7 @@ class Publication:
                 self._examine(lambda: self._store.get_state(block_hash))
             self._put(self._store.put_state, block_hash, payload)
 
-        self._queue(write, len(payload))
+        self._queue(write, len(payload), is_block=False)
 
     def save_tail(self, num_tokens: int, partial: bytes, state: bytes) -> None:
         """Keeps what belongs to this hand-off alone until the commit; engine thread."""
@@ -190,11 +197,13 @@ class Publication:
         """
         await self.wait_written()
         draft = self._draft(first_token, traceparent)
-        ticket = await offload(
-            self._executor,
-            lambda: self._store.commit(draft),
-            dispose=lambda ticket: self._store.abort(ticket.handoff_id),
-        )
+        with self.spans.span.active():
+            ticket = await offload(
+                self._executor,
+                lambda: self._store.commit(draft),
+                dispose=lambda ticket: self._store.abort(ticket.handoff_id),
+            )
+        self.spans.end()
         self._published_bytes += len(draft.tail_kv) + len(draft.tail_state)
         self._grant.give_back()
         return ticket
@@ -212,6 +221,7 @@ class Publication:
             self._is_closed = True
             writes, self._writes = self._writes, []
             self._tail = None
+        self.spans.end(error)
         for write in writes:
             write.cancel()
         self._grant.give_back()
@@ -234,25 +244,30 @@ class Publication:
             # The store took the wrong bytes away; ours are the ones just computed.
             return put(block_hash, payload, attempt=self._plan.attempt)
 
-    def _queue(self, write: Callable[[], None], num_bytes: int) -> None:
-        def run() -> None:
+    def _queue(self, write: Callable[[], None], num_bytes: int, *, is_block: bool) -> None:
+        def run() -> bool:
             if self._is_closed or self._error is not None:
-                return
+                return False
             try:
                 write()
             except BaseException as error:
                 with self._lock:
                     if self._error is None:
                         self._error = error
-                return
+                return False
             with self._lock:
                 self._published_bytes += num_bytes
             self._grant.give_back(num_bytes)
+            return True
+
+        def traced() -> None:
+            self.spans.written(num_bytes if run() else 0, is_block=is_block)
 
         with self._lock:
             if self._is_closed:
                 return
-            self._writes.append(self._writers.submit(run))
+            self.spans.queued()
+            self._writes.append(self._writers.submit(traced))
 
     def _draft(self, first_token: int, traceparent: str) -> HandoffDraft:
         plan = self._plan

@@ -27,7 +27,10 @@ def open_service(parts: Parts[PrefillSettings]) -> Service:
         layout=parts.layout,
         policy=BoundaryPolicy.parse(publish.boundary_states),
         budget=Budget(
-            "bytes of KV in flight", publish.max_bytes_in_flight, max_waiting=publish.max_waiting
+            "bytes of KV in flight",
+            publish.max_bytes_in_flight,
+            max_waiting=publish.max_waiting,
+            span="prefill.queue",
         ),
         executor=parts.threads["read"],
         writers=parts.threads["write"],

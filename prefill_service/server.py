@@ -25,6 +25,7 @@ from prefill_service.stored import BlocksStored
 from runtime.budget import BudgetFull
 from runtime.channel import hop_timeout_s
 from runtime.errors import ErrorMap, Overloaded, Reason, TooLate
+from runtime.telemetry import current
 
 SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name
 WORK = frozenset({f"/{SERVICE}/Prefill"})
@@ -61,6 +62,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             cache_salt=request.cache_salt,
             bypass_prefix=request.bypass_prefix,
             report_stored=request.report_stored,
+        )
+        current().set(
+            {"disagg.attempt": request.attempt, "disagg.prompt_tokens": len(request.token_ids)}
         )
         timeout_s = hop_timeout_s(context.time_remaining(), self._default_timeout_s)
         async with asyncio.timeout(timeout_s):

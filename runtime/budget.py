@@ -12,11 +12,15 @@ grant above the limit is open.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from runtime.telemetry import current
+from runtime.tracing.table import SpanName
 
 
 class BudgetFull(Exception):
@@ -82,19 +86,23 @@ class Grant:
 class Budget:
     """The amount and the line in front of it."""
 
-    def __init__(self, name: str, limit: int, *, max_waiting: int) -> None:
+    def __init__(
+        self, name: str, limit: int, *, max_waiting: int, span: SpanName | None = None
+    ) -> None:
         """Sets up an unused budget.
 
         Args:
             name: Appears in refusals.
             limit: Amount that may be held at once, above 0.
             max_waiting: Tasks that may wait in line.
+            span: Name of the span of a wait; None: waits have none.
         """
         if limit <= 0:
             raise ValueError(f"{name}: limit is {limit}, wanted above 0")
         self._name = name
         self._limit = limit
         self._max_waiting = max_waiting
+        self._span = span
         self._lock = threading.Lock()
         self._held = 0
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -121,11 +129,17 @@ class Budget:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._line.append((amount, turn))
         try:
-            await turn
+            with self._waiting():
+                await turn
         except asyncio.CancelledError:
             self._leave_line(amount, turn)
             raise
         return Grant(self, amount)
+
+    def _waiting(self) -> contextlib.AbstractContextManager[object]:
+        if self._span is None:
+            return contextlib.nullcontext()
+        return current().child(self._span, {"disagg.queue": self._name}).aside()
 
     def put_back(self, amount: int) -> None:
         """Frees `amount` and serves the line; called by grants, from any thread."""

@@ -9,6 +9,7 @@ Invariant: the result of a call reaches exactly one of the awaiting caller and `
 """
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -35,7 +36,7 @@ async def offload(
 
     Args:
         executor: Where to run; None is the default executor of the loop.
-        call: The blocking function.
+        call: The blocking function; it sees the context variables of the caller.
         dispose: Receives the result, in a thread, if the caller was cancelled and cannot.
         cleanup_s: Seconds a cancelled caller waits for the thread and for `dispose`.
 
@@ -44,7 +45,7 @@ async def offload(
     """
     loop = asyncio.get_running_loop()
     owned = _Owned(call, dispose)
-    running = loop.run_in_executor(executor, owned.run)
+    running = loop.run_in_executor(executor, contextvars.copy_context().run, owned.run)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

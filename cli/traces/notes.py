@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cli.output import plural, size
 from disagg.v1 import traces_pb2
@@ -10,6 +10,9 @@ from disagg.v1 import traces_pb2
 Texts = Mapping[str, str]
 
 _MAX_ID_CHARS = 8
+_INPUT, _OUTPUT = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
+_CACHED = "gen_ai.usage.cache_read.input_tokens"
+_FIRST = "gen_ai.response.time_to_first_chunk"
 
 
 def notes_of(
@@ -27,7 +30,9 @@ def notes_of(
         yield f"refused {texts['error.type']}"
     if texts.get("disagg.cancelled") == "true":
         yield "cancelled"
-    for key, phrase in _PHRASES:
+    # The server's span says the same, and stands right below.
+    is_call = span.kind == traces_pb2.SPAN_KIND_CLIENT and "rpc.method" in texts
+    for key, phrase in _PHRASES[:1] if is_call else _PHRASES:
         if key in texts and (note := phrase(texts[key])):
             yield note
     for link in span.links:
@@ -36,6 +41,28 @@ def notes_of(
             yield f"<- {link.kind} {target.name.removeprefix('disagg.v1.')}"
         else:
             yield f"<- {link.kind} trace {link.trace_id.hex()[:_MAX_ID_CHARS]}"
+
+
+def summary_of(trace: Iterable[traces_pb2.TraceSpan]) -> str:
+    """What was asked and answered, from the span of the front door; empty without one."""
+    texts = next((span.attributes for span in trace if _INPUT in span.attributes), None)
+    if texts is None:
+        return ""
+    parts = [plural(_number(texts, _INPUT), "prompt token")]
+    if cached := _number(texts, _CACHED):
+        parts[0] += f" ({cached} cached)"
+    if _OUTPUT in texts:
+        parts.append(f"{plural(_number(texts, _OUTPUT), 'token')} generated")
+    if _FIRST in texts:
+        parts.append(f"first after {float(texts[_FIRST]) * 1000:.1f} ms")
+    if (attempts := _number(texts, "disagg.attempt")) > 1:
+        parts.append(f"{attempts} attempts")
+    return ", ".join(parts)
+
+
+def _number(texts: Texts, key: str) -> int:
+    text = texts.get(key, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _count(noun: str) -> Callable[[str], str]:
@@ -67,10 +94,6 @@ def _attempt(text: str) -> str:
     return "" if text == "1" else f"attempt {text}"
 
 
-def _id(text: str) -> str:
-    return text[:_MAX_ID_CHARS]
-
-
 def _ms(form: str) -> Callable[[str], str]:
     def phrase(text: str) -> str:
         try:
@@ -84,7 +107,7 @@ def _ms(form: str) -> Callable[[str], str]:
 _PHRASES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("disagg.attempt", _attempt),
     ("disagg.route.policy", str),
-    ("disagg.route.candidates", _count("pair")),
+    ("disagg.route.candidates", _count("candidate")),
     ("disagg.prompt_tokens", _count("token")),
     ("disagg.cached_tokens", _some("cached")),
     ("disagg.computed_tokens", _some("computed")),
@@ -100,5 +123,5 @@ _PHRASES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("disagg.steps", _count("step")),
     ("disagg.tpot_ms", _ms("{:.1f} ms each")),
     ("disagg.max_gap_ms", _ms("gap {:.1f} ms")),
-    ("disagg.handoff_id", _id),
+    ("disagg.handoff_id", lambda text: f"hand-off {text[:_MAX_ID_CHARS]}"),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from cli.output import plural
-from cli.traces.notes import notes_of
+from cli.traces.notes import notes_of, summary_of
 from cli.traces.tree import Node, nodes_of, process_label
 from disagg.v1 import traces_pb2
 
@@ -67,6 +67,8 @@ class Waterfall:
             f"{plural(len(processes), 'process').replace('processs', 'processes')}, "
             f"{_ms(self._length_ns).strip()} ms"
         )
+        if summary := summary_of(self._known.values()):
+            yield f"      {summary}"
         yield ""
         yield self._dim(
             " ".join(
@@ -144,9 +146,10 @@ class Waterfall:
             cells = max(1, round(length))
             bar = "─" * cells if cells == 1 else f"╾{'─' * (cells - 2)}╼"
         else:
-            whole, rest = divmod(round(length * 8), 8)
+            # Within one cell, the length alone: it would seem longer by its offset in there.
+            shown = (span.end_ns - span.start_ns) * scale if length <= 1 else length
+            whole, rest = divmod(max(1, round(shown * 8)), 8)
             bar = "█" * whole + (_PARTS[rest] if rest else "")
-            bar = bar or _PARTS[1]
         bar = bar[: self._bar_chars - begin]
         for event in span.events:
             if event.name in _MARKED:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +27,7 @@ from kvstore.payloads.reading import ReadRequest, read
 from kvstore.payloads.sealing import PayloadRef, block_refs
 from kvstore.statistics import Counters, counted
 from kvstore.ticket import TicketBody
+from kvstore.tracing import StoreSpans
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class ReaderParts:
     clock: Callable[[], float]
     counters: Counters
     listener: StoreListener | None = None
+    spans: StoreSpans = field(default_factory=StoreSpans)
 
 
 class HandoffReader:
@@ -108,8 +110,9 @@ class HandoffReader:
         with (
             counted(self._parts.counters, "read"),
             removals(self._parts.listener, self._hashes),
+            self._parts.spans.begin("kvstore.get", "GET") as span,
         ):
-            blocks = self._fetch_blocks(
+            blocks, num_read = self._fetch_blocks(
                 allocate, Prefetched() if prefetched is None else prefetched
             )
             tail_kv, tail_state = read(
@@ -119,13 +122,16 @@ class HandoffReader:
             )
             self.renew()
             check_attempt(self._parts, self._body.request_id, self._body.attempt)
+            num_bytes = sum(map(len, blocks)) + len(tail_kv) + len(tail_state)
+            early_bytes = 0 if prefetched is None else prefetched.taken_bytes
+            span.set({"disagg.kv.blocks": num_read, "disagg.kv.bytes": num_bytes - early_bytes})
         self._parts.counters.add(fetched=1)
         return FetchedState(
             num_tokens=self._body.num_tokens,
             blocks=tuple(blocks),
             tail_kv=tail_kv,
             tail_state=tail_state,
-            num_bytes=sum(map(len, blocks)) + len(tail_kv) + len(tail_state),
+            num_bytes=num_bytes,
         )
 
     def renew(self) -> None:
@@ -152,6 +158,10 @@ class HandoffReader:
             if self._is_released:
                 return False
             self._is_released = True
+        with self._parts.spans.begin("kvstore.lease", "EVALSHA"):
+            return self._give_back()
+
+    def _give_back(self) -> bool:
         parts = self._parts
         try:
             reply = parts.leases.release(self._keys, self._fencing_token)
@@ -175,7 +185,10 @@ class HandoffReader:
     ) -> None:
         self.release()
 
-    def _fetch_blocks(self, allocate: Allocate, prefetched: Prefetched) -> list[memoryview]:
+    def _fetch_blocks(
+        self, allocate: Allocate, prefetched: Prefetched
+    ) -> tuple[list[memoryview], int]:
+        """All blocks in order, and how many of them were read now."""
         named = zip(self._hashes, self._body.block_digests, strict=True)
         found = [prefetched.take(name, digest) for name, digest in named]
         requests = [
@@ -191,7 +204,8 @@ class HandoffReader:
             rest += read(self._parts.payloads, chunk, allocate)
             self._renew_if_due()
         remaining = iter(rest)
-        return [next(remaining) if payload is None else payload for payload in found]
+        blocks = [next(remaining) if payload is None else payload for payload in found]
+        return blocks, len(rest)
 
     def _renew_if_due(self) -> None:
         if self._parts.clock() - self._renewed_at > self._parts.config.lease_s / 3:
