@@ -64,8 +64,6 @@ CHART_SETS = {
     "metrics.host": "the pod",
     "metrics.port": "ports.metrics",
 }
-NOT_YET = frozenset({"metrics.host", "metrics.port"})
-"""Settings the chart sets where prefill and decode have them; those of this version do not."""
 
 Schema = dict[str, Any]  # JSON
 

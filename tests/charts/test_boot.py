@@ -109,6 +109,8 @@ def test_the_cpu_preset_answers_a_completion(rendered: Rendered, tmp_path: Path)
             "DISAGG_MODEL__PATH": str(ROOT / "models" / "tiny-v4"),
             "DISAGG_LISTEN__HOST": "127.0.0.1",
             "DISAGG_DRAIN__PROPAGATION_S": "0.1",
+            # The pods have it each for themselves; here they share an address.
+            "DISAGG_METRICS__PORT": "0",
         }
         member = common | {"DISAGG_ANNOUNCE__BALANCERS": f"127.0.0.1:{balancer}"}
         places = {
@@ -118,7 +120,7 @@ def test_the_cpu_preset_answers_a_completion(rendered: Rendered, tmp_path: Path)
             | {"DISAGG_LISTEN__PORT": str(prefill), "DISAGG_GROUP__NAME": "demo-disagg-prefill-x"},
             "decode": member
             | {"DISAGG_LISTEN__PORT": str(decode[0]), "DISAGG_GROUP__NAME": "demo-disagg-decode-x"},
-            "janitor": {"DISAGG_SERVER__URL": url},
+            "janitor": {"DISAGG_SERVER__URL": url, "DISAGG_METRICS__PORT": "0"},
         }
         running = {
             role: stack.enter_context(process(objects, role, tmp_path, variables))

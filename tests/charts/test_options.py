@@ -108,7 +108,7 @@ def test_a_group_over_pods_is_a_leader_worker_set(rendered: Rendered) -> None:
     pod = item["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     limits = container(pod)["resources"]["limits"]
     assert (limits["nvidia.com/gpu"], limits["rdma/ib"]) == (8, 8)
-    assert len(container(pod)["ports"]) == 8
+    assert len(container(pod)["ports"]) == 8 + 8  # grpc and metrics of each rank
     name = next(entry for entry in container(pod)["env"] if entry["name"] == "DISAGG_GROUP__NAME")
     # Equal on all pods of a group, different between groups.
     assert name["value"] == "demo-disagg-decode-$(GROUP_INDEX)"
@@ -267,17 +267,8 @@ def test_monitors_scrape_each_process_once(rendered: Rendered) -> None:
     assert targets == [("demo-disagg-balancer", "http")]
 
 
-def test_ranks_are_scraped_where_they_have_metrics(helm: Path, tmp_path: Path) -> None:
-    """For services with the setting metrics.port; without it the monitor is refused."""
-    chart = tmp_path / "disagg"
-    shutil.copytree(CHART, chart)
-    path = chart / "files" / "settings.json"
-    known = json.loads(path.read_text(encoding="utf-8"))
-    for role in ("prefill", "decode"):
-        known[role] = sorted({*known[role], "metrics.port", "metrics.host"})
-    path.write_text(json.dumps(known), encoding="utf-8")
-    values = "metrics.podMonitor.enabled=true,decode.ranks=3"
-    objects = parse(render(helm, "--set", values, chart=chart))
+def test_each_rank_and_the_janitor_are_scraped(rendered: Rendered) -> None:
+    objects = rendered("--set", "metrics.podMonitor.enabled=true,decode.ranks=3")
     pod = one(objects, "Deployment", "demo-disagg-decode")["spec"]["template"]
     ports = {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
     monitor = one(objects, "PodMonitor", "demo-disagg-decode")
@@ -288,6 +279,14 @@ def test_ranks_are_scraped_where_they_have_metrics(helm: Path, tmp_path: Path) -
     assert config(objects, "demo-disagg-decode")["metrics"] == {"host": "0.0.0.0", "port": 9090}
     policy = one(objects, "NetworkPolicy", "demo-disagg-decode")["spec"]["ingress"]
     assert {"protocol": "TCP", "port": 9090, "endPort": 9092} in policy[1]["ports"]
+    janitor = one(objects, "PodMonitor", "demo-disagg-janitor")
+    (endpoint,) = janitor["spec"]["podMetricsEndpoints"]
+    pod = one(objects, "Deployment", "demo-disagg-janitor")["spec"]["template"]
+    assert {port["name"]: port["containerPort"] for port in container(pod)["ports"]} == {
+        endpoint["port"]: config(objects, "demo-disagg-janitor")["metrics"]["port"]
+    }
+    # By this the dashboards choose.
+    assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "demo"}]
     assert {item["kind"]: text for item in objects if (text := problem(item))} == {}
 
 
@@ -372,10 +371,14 @@ def test_only_who_must_may_talk(rendered: Rendered) -> None:
                 found.add(labels.get("app") or labels.get("app.kubernetes.io/component", "any pod"))
         return found
 
-    assert callers("demo-disagg-prefill") == {"balancer"}
-    assert callers("demo-disagg-decode") == {"balancer"}
+    # Whoever monitors comes from anywhere, and only to the metrics.
+    assert callers("demo-disagg-prefill") == {"balancer", "any pod"}
+    assert callers("demo-disagg-decode") == {"balancer", "any pod"}
     assert callers("demo-disagg-valkey") == {"balancer", "prefill", "decode", "janitor"}
-    assert callers("demo-disagg-janitor") == set()
+    assert callers("demo-disagg-janitor") == {"any pod"}
+    for role in ("prefill", "decode", "janitor"):
+        metrics_only = policies[f"demo-disagg-{role}"]["spec"]["ingress"][-1]
+        assert [port["port"] for port in metrics_only["ports"]] == [9090]
     assert callers("demo-disagg-balancer") == {"web", "prefill", "decode", "test", "any pod"}
     metrics_only = policies["demo-disagg-balancer"]["spec"]["ingress"][-1]
     assert [port["port"] for port in metrics_only["ports"]] == [8000]

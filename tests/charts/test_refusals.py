@@ -70,10 +70,6 @@ CASES = {
         "events.replayPort 5558 lies within the 2 ports of events.port from 5557",
     ),
     "events-on-grpc": ("events.enabled=true,events.port=50051", "lies within the 1 ports"),
-    "monitor-without-metrics": (
-        "metrics.podMonitor.enabled=true",
-        "prefill and decode have no port for metrics in this version",
-    ),
     "scaling-backwards": (
         "prefill.autoscaling.enabled=true,prefill.autoscaling.minReplicas=9",
         "prefill.autoscaling: minReplicas 9 exceeds maxReplicas 4",

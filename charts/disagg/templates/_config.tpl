@@ -53,12 +53,7 @@ itself, such as one by tenant, keeps its keys.
 {{- else -}}
 {{- $_ := set $config "group" (dict "ranks" (int $values.ranks)) -}}
 {{- end -}}
-{{- if include "disagg.hasSetting" (dict "root" $root "component" $component "key" "metrics.port") -}}
-{{- $_ := set $config "metrics" (dict "port" (int $values.ports.metrics)) -}}
-{{- if include "disagg.hasSetting" (dict "root" $root "component" $component "key" "metrics.host") -}}
-{{- $_ := set $config.metrics "host" "0.0.0.0" -}}
-{{- end -}}
-{{- end -}}
+{{- $_ := set $config "metrics" (dict "port" (int $values.ports.metrics) "host" "0.0.0.0") -}}
 {{- if $root.Values.events.enabled -}}
 {{- $_ := set $config "events" (dict
       "endpoint" (printf "tcp://*:%d" (int $root.Values.events.port))

@@ -212,10 +212,8 @@ spec:
 {{- range $rank := until (int $workload.ranksPerPod) -}}
 {{- $ports = append $ports (dict "name" (ternary "grpc" (printf "grpc-%d" $rank) (eq $rank 0)) "containerPort" (add $grpc $rank) "protocol" "TCP") -}}
 {{- end -}}
-{{- if include "disagg.hasSetting" (dict "root" $root "component" $component "key" "metrics.port") -}}
 {{- range $rank := until (int $workload.ranksPerPod) -}}
 {{- $ports = append $ports (dict "name" (ternary "metrics" (printf "metrics-%d" $rank) (eq $rank 0)) "containerPort" (add (int $values.ports.metrics) $rank) "protocol" "TCP") -}}
-{{- end -}}
 {{- end -}}
 {{- if $root.Values.events.enabled -}}
 {{- range $rank := until (int $workload.ranksPerPod) -}}

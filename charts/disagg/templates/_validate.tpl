@@ -25,9 +25,6 @@ particular order, so each that could fail in another way runs this first.
 {{- if has .name $names }}{{ fail (printf "prefill.tiers has two entries called %s" .name) }}{{ end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
-{{- if and .Values.metrics.podMonitor.enabled (not (include "disagg.hasSetting" (dict "root" . "component" "prefill" "key" "metrics.port"))) -}}
-{{- fail "metrics.podMonitor.enabled is true, but prefill and decode have no port for metrics in this version (no setting metrics.port): switch it off; their state is in the balancer's metrics and in AdminService.GetServerInfo" -}}
-{{- end -}}
 {{- range $route := list "httpRoute" "grpcRoute" -}}
 {{- $values := index $.Values.gateway $route -}}
 {{- if and $values.enabled (not $values.parentRefs) -}}
@@ -122,10 +119,7 @@ particular order, so each that could fail in another way runs this first.
 {{- if gt (int $last) 65535 -}}
 {{- fail (printf "%s.ports.grpc %d leaves no room for %d ranks below 65536" .where (int $values.ports.grpc) $perPod) -}}
 {{- end -}}
-{{- $bases := dict "ports.grpc" (int $values.ports.grpc) -}}
-{{- if include "disagg.hasSetting" (dict "root" .root "component" .workload.component "key" "metrics.port") -}}
-{{- $_ := set $bases "ports.metrics" (int $values.ports.metrics) -}}
-{{- end -}}
+{{- $bases := dict "ports.grpc" (int $values.ports.grpc) "ports.metrics" (int $values.ports.metrics) -}}
 {{- if .root.Values.events.enabled -}}
 {{- $_ := set $bases "events.port" (int .root.Values.events.port) -}}
 {{- $_ := set $bases "events.replayPort" (int .root.Values.events.replayPort) -}}
