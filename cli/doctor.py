@@ -192,9 +192,10 @@ def _ask_engine(check: str, ask: Callable[[Path], str], directory: Path) -> Find
 
 
 def check_store(url: str | None) -> Iterator[Finding]:
-    """The KV store: the given one answers, or a private one starts."""
+    """The KV store: the given one answers and is fit, or a private one starts."""
     from kvstore import KvStoreConfig, embedded, open_store
     from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreUrlError
+    from kvstore.suitability import find_unfit
     from runtime.clock import SystemClock
 
     private = None
@@ -209,10 +210,13 @@ def check_store(url: str | None) -> Iterator[Finding]:
         )
         try:
             store.ping()
+            problems = find_unfit(store.facts())
         finally:
             store.close()
         detail = "answers" if private is None else "a private server starts and answers"
         yield Finding(check="store", ok=True, detail=detail)
+        for problem, way_out in problems:
+            yield Finding(check="store fitness", ok=False, detail=problem, way_out=way_out)
     except EmbeddedUnavailable as error:
         yield Finding(
             check="store",

@@ -96,7 +96,7 @@ def stats(options: argparse.Namespace) -> int:
     """`disagg kv stats`."""
     from kvstore.inspection import survey
 
-    with _opened(options.store, reads=True) as backend:
+    with _opened(options.store) as backend:
         found = survey(backend)
     if options.json:
         show_json(
@@ -120,11 +120,18 @@ def inspect(options: argparse.Namespace) -> int:
     """`disagg kv inspect`; 1 if nothing is there or something is damaged."""
     from kvstore.inspection import inspect as look
 
-    with _opened(options.store, reads=True) as backend:
+    with _opened(options.store) as backend:
         try:
             found = look(backend, options.name)
         except ValueError as error:
             raise usage(str(error)) from error
+    if any(value.is_tagged for value in found.values):
+        joint = "&" if "?" in options.store else "?"
+        raise usage(
+            f"what is stored under {options.name} carries keyed tags, which say nothing without "
+            "the key: give the key file of the system, "
+            f"--store '{options.store}{joint}integrity_key_file=PATH'"
+        )
     sound = all(value.sound for value in found.values)
     if options.json:
         show_json(_inspection_json(found))
@@ -138,7 +145,7 @@ def audit(options: argparse.Namespace) -> int:
     """`disagg kv audit`; 1 if a hand-off is orphaned."""
     from kvstore.handoffs.leases import classify
 
-    with _opened(options.store, reads=True) as backend:
+    with _opened(options.store) as backend:
         records = [classify(entry) for entry in backend.audit()]
     orphans = sum(record.is_orphan for record in records)
     if options.json:
@@ -242,15 +249,21 @@ def _quiet_library() -> Iterator[None]:
 
 
 @contextmanager
-def _opened(url: str | None, *, reads: bool = False) -> Iterator[Backend]:
+def _opened(url: str | None) -> Iterator[Backend]:
     """The store at a URL, or a private one; errors of the library end the command.
 
-    Args:
-        reads: The command looks only, so a directory that is not there is none to be made.
+    These commands look into stores and make none, so a directory that is not there stays so.
     """
     from kvstore import KvStoreConfig, embedded
     from kvstore.config import parse_url
-    from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreDown, StoreUrlError
+    from kvstore.errors import (
+        EmbeddedUnavailable,
+        KvStoreError,
+        StoreDown,
+        StoreFull,
+        StoreRefused,
+        StoreUrlError,
+    )
     from kvstore.store import open_backend
     from runtime.clock import SystemClock
 
@@ -259,8 +272,7 @@ def _opened(url: str | None, *, reads: bool = False) -> Iterator[Backend]:
             with embedded.start() as server, _opened(server.url) as backend:
                 yield backend
             return
-        if reads:
-            _require_directory(parse_url(url))
+        _require_directory(parse_url(url))
         config = KvStoreConfig(block_tokens=1, owner="disagg kv")
         backend = open_backend(url, config, SystemClock().now)
     except StoreUrlError as error:
@@ -269,7 +281,8 @@ def _opened(url: str | None, *, reads: bool = False) -> Iterator[Backend]:
         raise CommandError(str(error), ExitCode.DEPENDENCY) from error
     try:
         yield backend
-    except StoreDown as error:
+    except (StoreDown, StoreFull, StoreRefused) as error:
+        # Nothing was found out about what is stored: that is no failed check.
         raise CommandError(str(error), ExitCode.DEPENDENCY) from error
     except KvStoreError as error:
         raise CommandError(str(error), ExitCode.FAILED) from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kvstore.backends.base import Backend, BackendStatistics
+from kvstore.backends.keyed import TAG_BYTES
 from kvstore.errors import BlockCorrupt
 from kvstore.handoffs.leases import LeaseRecord, classify
 from kvstore.keys import (
@@ -62,7 +63,10 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One stored value and whether its bytes are what its header says."""
+    """One stored value and whether its bytes are what its header says.
+
+    `is_tagged` says that it is sound but for a keyed tag behind it: the store's key was not given.
+    """
 
     key: str
     kind: str
@@ -75,6 +79,7 @@ class Value:
     num_segments: int = 0
     attempt: int = 0
     digest: str = ""
+    is_tagged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +193,15 @@ def _judge(key: bytes, value: bytes) -> Value:
     except HeaderError as error:
         return Value(key=text, kind=name.kind, num_bytes=len(value), sound=False, fault=str(error))
     payload = value[HEADER_BYTES:]
+    fault = _fault(name, header, payload)
+    is_tagged = bool(fault) and not _fault(name, header, payload[:-TAG_BYTES])
     return Value(
         key=text,
         kind=name.kind,
         num_bytes=len(payload),
-        sound=not (fault := _fault(name, header, payload)),
-        fault=fault,
+        sound=not fault,
+        fault="it carries a keyed tag, and the key was not given" if is_tagged else fault,
+        is_tagged=is_tagged,
         fingerprint=header.fingerprint.hex(),
         name=name.name,
         segment=header.segment,

@@ -10,7 +10,7 @@ Invariant: every key carries a time to live, so nothing leaks when all writers d
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -32,6 +32,9 @@ class PutItem(NamedTuple):
     ttl_ms: int
     trailer: bytes = b""
 
+
+Facts = Mapping[str, object]
+"""What a server says of itself (its INFO): values by name."""
 
 Place = Callable[[int, int], Buffer]
 """Writable memory for the value of the key at a position, which has a number of bytes."""
@@ -234,6 +237,10 @@ class KeyStore(Protocol):
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """Deletes keys of any kind; how many there were."""
+        ...
+
+    def facts(self) -> list[Facts]:
+        """What each server says of itself, in its own words; empty where there is no server."""
         ...
 
 

@@ -27,7 +27,15 @@ from pathlib import Path
 
 import msgpack
 
-from kvstore.backends.base import BackendStatistics, LeaseEntry, OnBytes, OnValue, Place, PutItem
+from kvstore.backends.base import (
+    BackendStatistics,
+    Facts,
+    LeaseEntry,
+    OnBytes,
+    OnValue,
+    Place,
+    PutItem,
+)
 from kvstore.backends.steps import Lease, StepBackend
 from kvstore.buffers import new_buffer
 from kvstore.config import StoreUrl
@@ -128,6 +136,10 @@ class FilesBackend(StepBackend):
         """See `KeyStore`."""
         with self._translated():
             return sum(self._drop(key) for key in keys)
+
+    def facts(self) -> list[Facts]:
+        """See `KeyStore`: there is no server."""
+        return []
 
     # Cells
 

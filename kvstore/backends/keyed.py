@@ -18,6 +18,7 @@ from pathlib import Path
 from kvstore.backends.base import (
     Backend,
     BackendStatistics,
+    Facts,
     HandoffKeys,
     LeaseEntry,
     LeaseGrant,
@@ -190,3 +191,7 @@ class KeyedBackend:
     def delete(self, keys: Sequence[bytes]) -> int:
         """See `KeyStore`."""
         return self._backend.delete(keys)
+
+    def facts(self) -> list[Facts]:
+        """See `KeyStore`."""
+        return self._backend.facts()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from kvstore.backends.base import BackendStatistics, OnBytes, OnValue, Place, PutItem
+from kvstore.backends.base import BackendStatistics, Facts, OnBytes, OnValue, Place, PutItem
 from kvstore.backends.steps import Lease, StepBackend
 from kvstore.errors import StoreFull
 from kvstore.keys import HEADER_BYTES, flat_view
@@ -104,6 +104,10 @@ class MemoryBackend(StepBackend):
         """See `KeyStore`."""
         with self._lock:
             return sum(self._drop(key) or self._drop_lease(key) for key in keys)
+
+    def facts(self) -> list[Facts]:
+        """See `KeyStore`: there is no server."""
+        return []
 
     # Cells; the lock is held.
 

@@ -21,6 +21,7 @@ from redis.commands.core import Script
 
 from kvstore.backends.base import (
     BackendStatistics,
+    Facts,
     HandoffKeys,
     LeaseEntry,
     LeaseGrant,
@@ -280,6 +281,11 @@ class RedisBackend:
         """See `KeyStore`."""
         replies = self._run([Keyed(key, (b"UNLINK", key)) for key in keys], _SMALL_DEPTH)
         return sum(reply for reply in replies if isinstance(reply, int))
+
+    def facts(self) -> list[Facts]:
+        """See `KeyStore`."""
+        with self._translated():
+            return self._of_nodes("INFO")
 
     # Helpers
 

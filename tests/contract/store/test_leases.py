@@ -12,6 +12,7 @@ from kvstore.errors import (
     TicketInvalid,
 )
 from kvstore.keys import body_key, lease_key
+from kvstore.suitability import find_unfit
 from tests.fakes.stores import (
     Prompt,
     RawStore,
@@ -160,6 +161,13 @@ def test_keys_are_found_by_prefix_sized_and_deleted(store: KvStore, raw: RawStor
     assert backend.delete([]) == 0
     assert raw.values() == {}
     assert store.audit() == []
+
+
+def test_servers_say_of_themselves_whether_they_are_fit(raw: RawStore) -> None:
+    facts = raw.backend.facts()
+    assert all(isinstance(server["redis_version"], str) for server in facts)
+    assert bool(facts) == hasattr(raw, "client")  # memory and files have no server
+    assert find_unfit(facts) == []
 
 
 def test_the_pressure_counts_hand_offs_until_they_are_released(store: KvStore) -> None:

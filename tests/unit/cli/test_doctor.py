@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 
 import cli
 from cli import doctor
 from cli.main import main
+from kvstore import embedded
 
 MODEL = Path(__file__).parents[3] / "models" / "tiny-v4"
 
@@ -44,6 +46,19 @@ def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "FAIL  store" in out
     assert "start the server, or correct --store" in out
+
+
+@pytest.mark.medium
+def test_a_store_that_answers_and_is_unfit(capsys: pytest.CaptureFixture[str]) -> None:
+    with embedded.start(max_memory_bytes=32 << 20) as server:
+        [finding] = doctor.check_store(server.url)
+        assert finding.ok
+        with redis.Redis(unix_socket_path=server.url.removeprefix("unix://")) as client:
+            client.config_set("maxmemory-policy", "volatile-ttl")
+        findings = list(doctor.check_store(server.url))
+    assert [finding.ok for finding in findings] == [True, False]
+    assert "volatile-ttl" in findings[1].detail
+    assert "volatile-lru" in findings[1].way_out
 
 
 def test_a_bad_store_url() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cli.main import main
 from kvstore import KvStore, embedded
+from kvstore.backends.keyed import KeyedBackend, read_key
 from kvstore.keys import body_key, lease_key
 from tests.fakes.servers import raw_tls_redis
 from tests.fakes.stores import FINGERPRINT, Prompt, RawRedis, make_store
@@ -150,11 +151,57 @@ def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "scheme" in capsys.readouterr().err
 
 
-def test_a_look_at_a_directory_that_is_not_there_makes_none(
+def test_a_server_that_refuses_is_no_failed_check(
+    raw: RawRedis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw.client.config_set("maxmemory", 1)
+    raw.client.config_set("maxmemory-policy", "noeviction")
+    raw.client.execute_command("ACL", "SETUSER", "guest", "on", "nopass", "~*", "+ping")
+    try:
+        assert run(raw, "mutate", "--count", "1") == 3
+        assert "is full" in capsys.readouterr().err
+        url = raw.url.replace("unix://", "unix://guest:any@")
+        assert main(["kv", "audit", "--store", url]) == 3
+        assert "refused a command" in capsys.readouterr().err
+    finally:
+        raw.client.execute_command("ACL", "DELUSER", "guest")
+        raw.client.config_set("maxmemory-policy", "volatile-lru")
+        raw.client.config_set("maxmemory", 256 << 20)
+
+
+def test_tags_without_their_key_are_not_called_damage(
+    raw: RawRedis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 64)
+    url = f"{raw.url}?integrity_key_file={key}"
+    backend = KeyedBackend(raw.backend, read_key(str(key)))
+    ticket = PROMPT.hand_over(make_store(backend))
+    names = (ticket.handoff_id, body_key(ticket.handoff_id).decode(), PROMPT.hashes[0].hex())
+    for name in names:
+        assert run(raw, "inspect", name) == 2
+        captured = capsys.readouterr()
+        assert "?integrity_key_file=PATH" in captured.err
+        assert "DAMAGED" not in captured.out
+        assert main(["kv", "inspect", name, "--store", url]) == 0
+        assert "sound" in capsys.readouterr().out
+    tail = next(iter(key for key in raw.values() if b":t:" in key))
+    raw.write(tail, raw.client.get(tail)[:-17] + b"x" * 17)
+    assert run(raw, "inspect", tail.decode()) == 1
+    assert "DAMAGED" in capsys.readouterr().out
+
+
+def test_a_directory_that_is_not_there_is_not_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typo, url = tmp_path / "typo", f"file://{tmp_path / 'typo'}"
-    for action in (["stats"], ["inspect", "0" * 32], ["audit"]):
+    for action in (
+        ["stats"],
+        ["inspect", "0" * 32],
+        ["audit"],
+        ["flush", "--all"],
+        ["mutate", "--count", "1"],
+    ):
         assert main(["kv", *action, "--store", url]) == 2
         assert f"there is no directory {typo}" in capsys.readouterr().err
     assert not typo.exists()
