@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from balancer.assembly import Balancer
 from balancer.explained import explained
+from balancer.routing.options import class_limits
 from balancer.ui.state import Facts, StoreFacts, finite, state_of
 from disagg.plain import plain
 
@@ -53,7 +54,11 @@ class Watch:
             what_if: Also what would have changed the choice; takes some hundred decisions.
         """
         response = await explained(
-            self._balancer.router, request_id, what_if=what_if, now=self._balancer.clock.now()
+            self._balancer.router,
+            request_id,
+            what_if=what_if,
+            now=self._balancer.clock.now(),
+            class_names=class_limits(self._balancer.settings.routing.boundaries),
         )
         return await asyncio.to_thread(
             lambda: encoded(

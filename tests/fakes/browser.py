@@ -49,6 +49,7 @@ ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
 os.dup2(ends[0], 3), os.dup2(ends[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+_KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 _ANSWER_S = 30.0
 _MAX_ANSWER_BYTES = 64 << 20
 
@@ -114,7 +115,13 @@ class Page:
     async def press(self, key: str) -> None:
         """A key of the keyboard."""
         for kind in ("keyDown", "keyUp"):
-            await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            await self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=_KEYS[key],
+            )
 
     async def resize(self, width: int, height: int = 900, *, scale: float = 1.0) -> None:
         """The size of the window, in pixels of the page."""
@@ -226,15 +233,12 @@ async def browser() -> AsyncIterator[Browser]:
             lambda: asyncio.StreamReaderProtocol(answers), os.fdopen(ours_in, "rb")
         )
         made = Browser(ours_out)
+        listening = asyncio.create_task(made.listen(answers))
         try:
-            async with asyncio.TaskGroup() as group:
-                listening = group.create_task(made.listen(answers))
-                try:
-                    yield made
-                finally:
-                    listening.cancel()
+            yield made
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+            await listening
             transport.close()
             os.close(ours_out)

@@ -346,11 +346,11 @@ function attempt(d) {
   return el("div", { class: "attempt" },
     el("dl", { class: "facts left" },
       fact("Attempt", `${d.attempt}, ${ago(d.age_s)}: ${d.verdict}, by ${d.policy} version ${d.policy_version}`),
-      fact("Prompt", `${plural(d.num_tokens, "token")}, ${num(d.cached_tokens)} of them stored; length class ${d.length_class}`),
+      fact("Prompt", `${plural(d.num_tokens, "token")}, ${num(d.cached_tokens)} of them stored; length class ${classOf(d, d.length_class)}`),
       fact("Expected", `${duration(d.quota_s)} of prefill, an answer of ${plural(d.output_tokens, "token")}`),
       fact("Reason", d.reason),
       fact("Record", d.is_reproduced ? "gives the same choice again" : "does NOT give the same choice again")),
-    candidates("Prefill", d.prefill), candidates("Decode", d.decode),
+    candidates("Prefill", d.prefill, d), candidates("Decode", d.decode, d),
     d.has_changes ? [el("h3", {}, "What would change the choice"),
       d.changes.length ? el("ul", {}, d.changes.map((c) => el("li", {},
         `if ${{ quota_s: "predicted seconds" }[c.input] || c.input} of ${c.role} member ${c.member_id} were ` +
@@ -358,10 +358,14 @@ function attempt(d) {
         : el("p", { class: "hint" }, "No change of a single input.")] : null);
 }
 
-function candidates(name, s) {
+const classOf = (d, number) => (number === null ? "any" : d.class_names[number] ?? String(number));
+
+function candidates(name, s, d) {
+  const hasClass = s.considered.some((m) => m.length_class !== null);
   const terms = s.considered.length ? s.considered[0].score.map((term) => term.name) : [];
   const rows = s.considered.slice(0, MAX_ROWS).map((m) => el("tr", { class: m.is_chosen ? "chosen" : null },
-    el("th", { scope: "row" }, m.member_id), el("td", { class: "num" }, duration(m.age_s)),
+    el("th", { scope: "row" }, m.member_id), hasClass ? el("td", {}, classOf(d, m.length_class)) : null,
+    el("td", { class: "num" }, duration(m.age_s)),
     el("td", { class: "num" }, num(m.outstanding_requests)), el("td", { class: "num" }, num(m.outstanding_tokens)),
     el("td", { class: "num" }, m.outstanding_quota_s ? duration(m.outstanding_quota_s) : "–"),
     m.score.map((term) => el("td", { class: "num" }, figure(term.value)))));
@@ -370,8 +374,8 @@ function candidates(name, s) {
     : s.runner_up_id ? `${num(s.ties)} are equally good: it was the turn of ${s.chosen_id}` : "";
   return [el("h3", {}, `${name}: ${plural(s.considered.length, "candidate")}, ${num(s.excluded.length)} excluded`),
     rows.length ? el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {},
-      ["Member", "Age", "Requests", "Tokens", "Work", ...terms].map((head, i) =>
-        el("th", { scope: "col", class: i ? "num" : null }, head)))), el("tbody", {}, rows))) : null,
+      ["Member", hasClass ? "Class" : null, "Age", "Requests", "Tokens", "Work", ...terms].map((head, i) =>
+        (head === null ? null : el("th", { scope: "col", class: i > 1 ? "num" : null }, head))))), el("tbody", {}, rows))) : null,
     s.considered.length > MAX_ROWS ? el("p", { class: "hint" }, `and ${num(s.considered.length - MAX_ROWS)} more`) : null,
     margin ? el("p", { class: "hint" }, margin) : null,
     s.excluded.length ? el("ul", {}, s.excluded.slice(0, MAX_ROWS).map((x) =>

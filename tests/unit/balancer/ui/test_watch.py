@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from balancer.explained import explained
+from balancer.routing.options import class_limits
 from balancer.ui.watch import Watch
+from disagg.plain import plain
 from kvstore.pressure import Pressure
 from tests.fakes.front_door import PROMPT, front_door
 
@@ -65,14 +68,15 @@ async def test_many_browsers_cost_what_one_costs() -> None:
 
 
 async def test_the_record_is_that_of_the_grpc_face() -> None:
-    from balancer.explained import explained
-    from disagg.plain import plain
-
     async with front_door() as door:
         await door.generate("r1", token_ids={"ids": PROMPT})
         told = json.loads(await Watch(door.balancer, "7").decisions("r1", what_if=True))
         response = await explained(
-            door.balancer.router, "r1", what_if=True, now=door.balancer.clock.now()
+            door.balancer.router,
+            "r1",
+            what_if=True,
+            now=door.balancer.clock.now(),
+            class_names=class_limits(door.balancer.settings.routing.boundaries),
         )
     [same] = [plain(decision) for decision in response.decisions]
     [decision] = told["decisions"]
