@@ -17,7 +17,7 @@ from balancer.intake import Intake
 from balancer.journey.attempt import Attempts, Handoffs
 from balancer.journey.cleanup import CleanUps
 from balancer.journey.gate import Gate
-from balancer.journey.meter import Meter
+from balancer.journey.meter import Meter, Targets
 from balancer.journey.placement import Placer
 from balancer.journey.prefixes import Prefixes, PrefixStore
 from balancer.journey.recent import RecentRequests
@@ -186,7 +186,15 @@ def assemble(
         metrics=metrics,
     )
     recent = RecentRequests()
-    meter = Meter(metrics, lambda num_tokens: tiers.names[tiers.class_of(num_tokens)])
+    meter = Meter(
+        metrics,
+        lambda num_tokens: tiers.names[tiers.class_of(num_tokens)],
+        Targets(
+            ttft_s=settings.routing.ttft_slo_s,
+            ttft_per_token_s=settings.routing.ttft_slo_per_token_s,
+            tpot_s=settings.routing.tpot_slo_s,
+        ),
+    )
     attempts = Attempts(
         placer=placer,
         peers=peers,

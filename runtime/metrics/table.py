@@ -70,6 +70,12 @@ _REQUESTS: tuple[Metric, ...] = (
             "reason": ("",),
         },
     ),
+    counter(
+        "disagg_slo_requests_total",
+        "Requests by whether they kept their targets.",
+        *("model_name", "tier", "verdict"),
+        roles=(BALANCER,),
+    ),
     gauge(
         "disagg_requests_running",
         "Requests that run.",

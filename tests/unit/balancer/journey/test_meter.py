@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from balancer.journey.meter import Meter
+from balancer.journey.meter import Meter, Targets
 from runtime.metrics import Metrics
 from tests.unit.balancer.journey.test_endings import journey
 
@@ -44,3 +44,24 @@ def test_a_phase_is_never_negative() -> None:
     metrics = Metrics()
     Meter(metrics).phase("admit", -0.1)
     assert metrics.value("disagg_phase_duration_seconds", phase="admit") == 1
+
+
+@pytest.mark.parametrize(
+    ("first_s", "total_s", "error_type", "verdict"),
+    [
+        (1.0, 2.0, "", "good"),
+        (1.2, 2.0, "", "late_first_token"),  # 0.8 and 0.1 for each of 3 prompt tokens
+        (1.0, 3.2, "", "slow_tokens"),
+        (1.0, 2.0, "PEER_GONE", "failed"),
+    ],
+)
+def test_a_request_is_judged_by_its_targets(
+    first_s: float, total_s: float, error_type: str, verdict: str
+) -> None:
+    metrics, made = Metrics(), journey()
+    made.transcript.take(1, 3, [20, 21, 22], (), None)
+    made.timing.first_token_us = round(first_s * 1e6)
+    targets = Targets(ttft_s=0.8, ttft_per_token_s=0.1, tpot_s=1.0)
+    Meter(metrics, targets=targets).ended(made, total_s=total_s, error_type=error_type)
+    assert metrics.value("disagg_slo_requests_total", verdict=verdict) == 1
+    assert metrics.value("disagg_slo_requests_total") == 1
