@@ -10,9 +10,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from engine.parallel.layout import Layout
 from engine.parallel.rows.modes import Combine, PaddingMode, Path, RowGather, choose_gather
+
+_ID_BYTES: Final = 8
 
 
 class Medium(enum.Enum):
@@ -95,6 +98,9 @@ class StepShape:
         is_fused: dispatch, experts and combine are one kernel.
         is_compact: prefill keeps only the last rows after the encoder half.
         padding, combine: of path A.
+        group_rows: of path A, rows of each attention group; None is `tokens` of each.
+        rank_rows: rows a context rank has of a step that is cut, with padding; None is equal parts.
+        exit_rows: of these, the rows whose results all ranks get; None is all.
         wire: formats of rows.
     """
 
@@ -106,6 +112,9 @@ class StepShape:
     is_compact: bool = False
     padding: PaddingMode = PaddingMode.SUM
     combine: Combine = Combine.REDUCE_SCATTER
+    group_rows: tuple[int, ...] | None = None
+    rank_rows: int | None = None
+    exit_rows: int | None = None
     wire: WireFormat = FP8_WIRE
 
 
@@ -143,20 +152,22 @@ def predict_step(layout: Layout, model: StepModel, shape: StepShape) -> tuple[Li
 
 def as_recorded(
     lines: tuple[Line, ...], layout: Layout, shape: StepShape
-) -> dict[tuple[str, str], int]:
-    """How often a step asks the transports for what: counts by (channel, collective).
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """What a step asks the transports for: (count, bytes) by (channel, collective).
 
     Gathers with a name of their own are what carries them; ids travel as rows of path A do.
     """
-    ids = [(channel, operation) for channel, operation, _ in _row_gather(layout, shape, 0)]
-    found: dict[tuple[str, str], int] = {}
+    ids = _row_gather(layout, shape, _ID_BYTES)
+    found: dict[tuple[str, str], tuple[int, int]] = {}
     for line in lines:
         is_gather = line.operation.endswith("_gather") and line.operation != "sized_gather"
-        keys = [(line.channel, "all_gather" if is_gather else line.operation)]
+        operation = "all_gather" if is_gather else line.operation
+        carried = [(line.channel, operation, line.num_bytes)]
         if line.operation == "id_gather":
-            keys = ids
-        for key in keys:
-            found[key] = found.get(key, 0) + line.count
+            carried = ids
+        for channel, operation, num_bytes in carried:
+            count, before = found.get((channel, operation), (0, 0))
+            found[channel, operation] = (count + line.count, before + num_bytes)
     return found
 
 
@@ -206,13 +217,15 @@ def _context(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Lin
         "source_gather": list(model.source_row_bytes),
         "exit_gather": [shape.wire.combine_bytes(model.hidden)],
     }
+    leaving = rows if shape.exit_rows is None else shape.exit_rows * (layout.cp - 1)
     for operation, found in widths.items():
         gathered = [width for width in found if width]
+        travelling = leaving if operation == "exit_gather" else rows
         yield Line(
             channel="sequence",
             operation=operation,
             count=len(gathered),
-            num_bytes=rows * sum(gathered),
+            num_bytes=travelling * sum(gathered),
         )
     if shape.is_compact:
         # Hidden, residual of four streams, three mix tensors and the selection, once.
@@ -281,34 +294,26 @@ def _dispatches(layout: Layout, model: StepModel, shape: StepShape, rows: int) -
 
 
 def _path_a(layout: Layout, model: StepModel, shape: StepShape) -> Iterator[Line]:
-    """Row gather and combine, for equally full attention groups of `tokens` rows each."""
-    layers, width = model.num_moe_layers, layout.attn_tp
-    domain = layout.replica_size
-    row = shape.wire.combine_bytes(model.hidden)
-    own, everything = shape.tokens * row, shape.tokens * layout.dp * row
-    one_way, inner = ring_bytes(domain, everything), ring_bytes(width, own)
-    gather = _row_gather(layout, shape, row)
-    if shape.combine is Combine.ALL_REDUCE:
-        combine = [("domain", "all_reduce", 2 * one_way)]
-    else:
-        combine = [("domain", "reduce_scatter", one_way)]
-        if width > 1:
-            combine.append(("attention", "all_gather", inner))
+    """Row gather and combine over all attention groups."""
+    layers, row = model.num_moe_layers, shape.wire.combine_bytes(model.hidden)
+    ids = _row_gather(layout, shape, _ID_BYTES)
     yield Line(
         channel="domain",
         operation="id_gather",
         count=1,
-        num_bytes=ring_bytes(domain, shape.tokens * layout.dp * 8),
+        num_bytes=sum(num_bytes for _, _, num_bytes in ids),
         is_per_layer=False,
     )
-    for channel, operation, traffic in (*gather, *combine):
+    for channel, operation, traffic in (
+        *_row_gather(layout, shape, row),
+        *_row_combine(layout, shape, row),
+    ):
         yield Line(channel=channel, operation=operation, count=layers, num_bytes=layers * traffic)
 
 
 def _row_gather(layout: Layout, shape: StepShape, row_bytes: int) -> list[tuple[str, str, int]]:
     """Collectives of one gather of rows to all ranks: (channel, operation, bytes)."""
-    own = shape.tokens * row_bytes
-    one_way = ring_bytes(layout.replica_size, layout.dp * own)
+    one_way = ring_bytes(layout.replica_size, sum(_group_slots(layout, shape)) * row_bytes)
     match choose_gather(shape.padding, attn_tp=layout.attn_tp):
         case RowGather.SUMMED:
             return [("domain", "all_reduce", 2 * one_way)]
@@ -317,8 +322,31 @@ def _row_gather(layout: Layout, shape: StepShape, row_bytes: int) -> list[tuple[
         case RowGather.PADDED if layout.attn_tp == 1:
             return [("domain", "all_gather", one_way)]
         case RowGather.PADDED:
-            inner = ring_bytes(layout.attn_tp, own)
+            inner = ring_bytes(layout.attn_tp, _group_slots(layout, shape)[0] * row_bytes)
             return [("attention", "reduce_scatter", inner), ("domain", "all_gather", one_way)]
+
+
+def _row_combine(layout: Layout, shape: StepShape, row_bytes: int) -> list[tuple[str, str, int]]:
+    """Collectives that take the sum over all ranks back to the groups."""
+    slots, width = _group_slots(layout, shape), layout.attn_tp
+    one_way = ring_bytes(layout.replica_size, sum(slots) * row_bytes)
+    if shape.combine is Combine.ALL_REDUCE:
+        return [("domain", "all_reduce", 2 * one_way)]
+    found = [("domain", "reduce_scatter", one_way)]
+    if width > 1:
+        # Slices of the own group, padded to the longest.
+        mine = slots[0] if shape.padding is PaddingMode.MAX else shape.tokens
+        chunk = -(-mine // width)
+        found.append(("attention", "all_gather", ring_bytes(width, width * chunk * row_bytes)))
+    return found
+
+
+def _group_slots(layout: Layout, shape: StepShape) -> tuple[int, ...]:
+    """Rows each attention group takes in the gathered ones, padding included."""
+    rows = shape.group_rows or (shape.tokens,) * layout.dp
+    if shape.padding is PaddingMode.SUM:
+        return rows
+    return (-(-max(rows) // layout.attn_tp) * layout.attn_tp,) * len(rows)
 
 
 def _rows_per_rank(layout: Layout, shape: StepShape, *, inner: int = 1) -> int:
@@ -327,7 +355,10 @@ def _rows_per_rank(layout: Layout, shape: StepShape, *, inner: int = 1) -> int:
     Args:
         inner: ranks over which equal rows are cut.
     """
-    parts = (layout.cp if shape.is_prefill else 1) * inner
+    is_cut = shape.is_prefill and layout.cp > 1
+    if is_cut and shape.rank_rows is not None:
+        return shape.rank_rows
+    parts = (layout.cp if is_cut else 1) * inner
     return -(-shape.tokens // parts)
 
 

@@ -14,6 +14,7 @@ from engine.assembly import BuiltFollower
 from engine.build import build_rank
 from engine.config import EngineSettings
 from engine.engine import EngineFailed
+from engine.input_batch import InputBuilder
 from engine.model.sizing.catalog import read_config
 from engine.model.sizing.sizes import ModelSizes
 from engine.model_runner import ModelRunner
@@ -21,7 +22,7 @@ from engine.parallel.errors import GroupError
 from engine.parallel.layout import parse_layout
 from engine.parallel.ledger import FLOAT32_WIRE, StepShape, as_recorded, predict_step
 from engine.parallel.rows.modes import PaddingMode, choose_combine
-from engine.parallel.rows.modes import Path as RowPath
+from engine.parallel.rows.splits import Split
 from engine.plan import StepKind
 from engine.request import EngineRequest, SamplingParams, TokenOut
 
@@ -95,55 +96,74 @@ def serve(context, options, on_built=lambda built: None):
 
 
 def check_ledger(context, options):
-    """As `serve`, with every step of this rank against the prediction."""
+    """As `serve`, with every step of this rank against the prediction: counts and bytes."""
     checked = []
-    run, agree = ModelRunner.run, ModelRunner._agree
+    run, agree, build_inputs = ModelRunner.run, ModelRunner._agree, InputBuilder.build
     step = {}
+    layout = parse_layout(options["layout"]).layout
 
     def agree_noted(self, plan):
         step["agreed"] = agree(self, plan)
         return step["agreed"]
 
+    def build_noted(self, plan):
+        step["inputs"] = build_inputs(self, plan)
+        return step["inputs"]
+
     def run_checked(self, plan):
         before = len(step["ledger"].open_step())
+        step["inputs"] = None
         result = run(self, plan)
         entries = step["ledger"].open_step()[before:]
-        checked.append(compare(entries, plan, step["agreed"], parse_layout(options["layout"])))
-        return result
-
-    def compare(entries, plan, agreed, layout):
         found = {}
         for entry in entries:
             count, num_bytes = found.get((entry.channel, entry.operation), (0, 0))
             found[entry.channel, entry.operation] = (count + 1, num_bytes + entry.num_bytes)
-        path = step["groups"].path
+        assert found == expected(plan), (plan.kind, plan.num_tokens, found, expected(plan))
+        checked.append(plan.num_tokens)
+        return result
+
+    def expected(plan):
+        groups, agreed, inputs = step["groups"], step["agreed"], step["inputs"]
+        is_prefill = plan.kind is StepKind.PREFILL
         padding = agreed.padding if agreed else PaddingMode.SUM
         shape = StepShape(
             tokens=plan.num_tokens,
-            is_prefill=plan.kind is StepKind.PREFILL,
-            path=path,
+            is_prefill=is_prefill,
+            path=groups.path,
             padding=padding,
-            combine=choose_combine(padding, attn_tp=layout.layout.attn_tp),
+            combine=choose_combine(padding, attn_tp=layout.attn_tp),
+            group_rows=agreed.counts if agreed else None,
+            # A placeholder has no tensors, and no rows.
+            rank_rows=inputs.num_rows if inputs else 0,
+            exit_rows=len(inputs.sample_rows) if inputs and inputs.num_samples else 0,
             wire=FLOAT32_WIRE,
         )
-        lines = predict_step(layout.layout, model, shape)
-        expected = as_recorded(lines, layout.layout, shape)
+        wanted = as_recorded(predict_step(layout, model, shape), layout, shape)
         for operation in ("all_reduce", "all_gather"):
-            expected.pop(("vote", operation), None)
-        counts = {key: count for key, (count, _) in found.items()}
-        assert counts == expected, (plan.kind, plan.num_tokens, counts, expected)
-        if path is RowPath.B:
-            # Rows of a group are known exactly; which of them a rank dispatches is its chunk.
-            for line in lines:
-                if line.channel == "attention":
-                    _, num_bytes = found[line.channel, line.operation]
-                    assert num_bytes == line.num_bytes, (line, num_bytes)
-                elif line.channel == "experts":
-                    assert found[line.channel, line.operation][1] <= line.num_bytes
-        return plan.num_tokens
+            wanted.pop(("vote", operation), None)
+        # Predicted is the rank with most rows; here it is known how many this one dispatches.
+        rows = plan.num_tokens
+        if groups.cp.size > 1 and is_prefill:
+            rows = inputs.num_tokens if inputs else 0
+        else:
+            for inner in (groups.cp, groups.attn_tp):
+                rows = Split(num_rows=rows, num_ranks=inner.size).sizes[inner.rank]
+        sizes = {
+            "dispatch": FLOAT32_WIRE.dispatch_bytes(model.hidden),
+            "combine": FLOAT32_WIRE.combine_bytes(model.hidden),
+        }
+        for operation, size in sizes.items():
+            if ("experts", operation) in wanted:
+                count, most = wanted["experts", operation]
+                exactly = count * rows * model.top_k * size
+                assert exactly <= most
+                wanted["experts", operation] = (count, exactly)
+        return wanted
 
     model = ModelSizes.from_config(read_config(options["model"])).step_model()
     ModelRunner.run, ModelRunner._agree = run_checked, agree_noted
+    InputBuilder.build = build_noted
     serve(
         context,
         options,

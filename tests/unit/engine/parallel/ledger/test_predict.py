@@ -185,19 +185,40 @@ def test_what_transports_are_asked_for():
     shape = StepShape(tokens=60, is_prefill=True)
     found = as_recorded(predict_step(CONTEXT, V41, shape), CONTEXT, shape)
     # Windows of 40 layers and 3 draft stages, 4 sources, and the exit.
-    assert found["sequence", "all_gather"] == 48
-    assert found["experts", "dispatch"] == 40
+    assert found["sequence", "all_gather"] == (48, 30 * (43 * 1024 + 3 * 4096 + 1024 + 10_240))
+    assert found["experts", "dispatch"][0] == 40
     shape = StepShape(tokens=60, path=Path.A, padding=MAX, combine=REDUCE)
     found = as_recorded(predict_step(SPLIT, V41, shape), SPLIT, shape)
-    # Rows of each layer, and ids.
-    assert found["domain", "all_gather"] == 40 + 1
-    assert found["vote", "all_gather"] == 1
-    assert found["attention", "reduce_scatter"] == 40 + 1
+    # Rows of each layer, and ids: all of four groups over eight ranks, and slices over two.
+    assert found["domain", "all_gather"] == (40 + 1, 240 * (40 * 10_240 + 8) * 7 // 8)
+    assert found["attention", "reduce_scatter"] == (40 + 1, 60 * (40 * 10_240 + 8) // 2)
+    assert found["vote", "all_gather"] == (1, 72)
     shape = StepShape(tokens=60, path=Path.A, padding=SUM, combine=REDUCE)
     found = as_recorded(predict_step(SPLIT, V41, shape), SPLIT, shape)
-    assert found["domain", "all_reduce"] == 40 + 40 + 1
+    assert found["domain", "all_reduce"][0] == 40 + 40 + 1
     # Without copies there is nothing to sum: rows of each layer, and ids.
     shape = StepShape(tokens=60, path=Path.A, padding=SUM, combine=SCATTER)
     found = as_recorded(predict_step(ONE, V41, shape), ONE, shape)
-    assert found["domain", "sized_gather"] == 40 + 1
+    assert found["domain", "sized_gather"] == (40 + 1, 480 * (40 * 10_240 + 8) * 7 // 8)
     assert ("domain", "all_reduce") not in found
+
+
+def test_uneven_groups_and_cut_rows():
+    """What a step really had in place of equal parts."""
+    rows = (7, 0, 2, 0)
+    for padding, combine, slots in ((MAX, SCATTER, 4 * 8), (SUM, REDUCE, 9)):
+        shape = StepShape(tokens=7, path=Path.A, padding=padding, combine=combine, group_rows=rows)
+        lines = by_name(predict_step(SPLIT, V41, shape))
+        everything = slots * 10_240 * 7 // 8
+        if padding is MAX:
+            assert lines["domain", "all_gather"].num_bytes == 40 * everything
+            assert lines["domain", "reduce_scatter"].num_bytes == 40 * everything
+            assert lines["attention", "all_gather"].num_bytes == 40 * 4 * 10_240
+        else:
+            assert lines["domain", "all_reduce"].num_bytes == 40 * 2 * everything
+        # The attention's own sum is over the rows of the group.
+        assert lines["attention", "all_reduce"].num_bytes == 40 * 7 * 10_240
+    shape = StepShape(tokens=60, is_prefill=True, rank_rows=32, exit_rows=8)
+    lines = by_name(predict_step(CONTEXT, V41, shape))
+    assert lines["sequence", "window_gather"].num_bytes == 32 * 43 * 1024
+    assert lines["sequence", "exit_gather"].num_bytes == 8 * 10_240
