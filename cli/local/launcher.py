@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ _STOP_BALANCER_S = 10.0
 _STOP_MEMBERS_S = 15.0
 _STOP_COLLECTOR_S = 5.0
 _BALANCER_START_S = 60.0
+_STORE_ANSWER_S = 5.0
 _EXPORT_INTERVAL_S = 0.2
 
 
@@ -78,7 +79,9 @@ class System:
         Raises:
             CommandError: A part did not come up; with the end of its log.
         """
-        if not self.store_url:
+        if self.store_url:
+            self._require_store()
+        else:
             self._start_store(cleanup)
         self._keep_store(cleanup)
         model = ["--model", str(self.topology.model), "--store", self.store_url]
@@ -198,6 +201,27 @@ class System:
     def _sides(self) -> tuple[Side, Side]:
         return self.topology.prefill, self.topology.decode
 
+    def _require_store(self) -> None:
+        """The given store answers; asked before anything starts, since every part needs it."""
+        from kvstore import KvStoreConfig, open_store
+        from kvstore.errors import KvStoreError, StoreUrlError
+        from kvstore.suitability import find_unfit
+
+        started = self._clock.now()
+        config = KvStoreConfig(block_tokens=1, owner="disagg up", timeout_s=_STORE_ANSWER_S)
+        try:
+            store = open_store(self.store_url, config, fingerprint=bytes(8), clock=self._clock.now)
+            with closing(store):
+                address = store.ping().address
+                unfit = find_unfit(store.facts())
+        except StoreUrlError as error:
+            raise CommandError(str(error), ExitCode.CONFIGURATION) from error
+        except KvStoreError as error:
+            raise CommandError(str(error), ExitCode.DEPENDENCY) from error
+        self._report("store", address, started)
+        for problem, way_out in unfit:
+            say(f"  store     {problem}: {way_out}")
+
     def _start_store(self, cleanup: ExitStack) -> None:
         from kvstore import embedded
         from kvstore.errors import EmbeddedUnavailable
@@ -312,7 +336,10 @@ def running_system(topology: Topology, *, start_timeout_s: float = 180.0) -> Ite
             system.check()
         except BaseException as error:
             if not isinstance(error, KeyboardInterrupt):
-                say(f"logs are kept in {directory}")
+                if system.children:
+                    say(f"logs are kept in {directory}")
+                else:  # nothing has started, so nothing was written
+                    shutil.rmtree(directory, ignore_errors=True)
                 _stop(system)
                 raise
             _stop(system)

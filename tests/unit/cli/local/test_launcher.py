@@ -102,7 +102,7 @@ TOPOLOGY = Topology(
     model=Path("m"),
     prefill_ranks=1,
     decode_ranks=3,
-    store_url="unix:///given",
+    store_url="memory://",
     kv_quantisers="off",
     redundant=2,
     rebalance_after=7,
@@ -122,10 +122,10 @@ def test_a_system_comes_up_and_leaves_nothing(
             ("prefill", "prefill-0-0"),
             *(("decode", f"decode-0-{rank}") for rank in range(3)),
         }
-        assert rows["store", ""].address == "unix:///given"
+        assert rows["store", ""].address == "memory://"
         flags = (parts / "decode_service" / "flags.txt").read_text()
         assert "('--ranks', '3')" in flags
-        assert "('--store', 'unix:///given')" in flags
+        assert "('--store', 'memory://')" in flags
         assert "('--model-kv-quantisers', 'off')" in flags
         assert "('--engine-min-redundant', '2')" in flags
         assert "('--engine-rebalance-interval-steps', '7')" in flags
@@ -170,6 +170,22 @@ def _watch(system: System) -> None:
     for _ in range(1000):
         system.check()
         pause.wait(0.01)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("unix:///nowhere/s", ExitCode.DEPENDENCY), ("x://y", ExitCode.CONFIGURATION)],
+)
+def test_a_store_that_does_not_answer_is_told_before_anything_starts(
+    parts: Path, url: str, code: ExitCode
+) -> None:
+    with (
+        pytest.raises(CommandError, match="store") as caught,
+        running_system(replace(TOPOLOGY, store_url=url)),
+    ):
+        raise AssertionError("it started")
+    assert caught.value.exit_code is code
+    assert not (parts.parent / "run").exists()  # no log is kept, so nothing has started
 
 
 def test_a_part_that_never_gets_ready_is_bounded(parts: Path) -> None:
