@@ -19,6 +19,7 @@ class ClientError(Exception):
         retry_after_s: When to try again, if the server said so.
         fields: Field names at fault, with what is wrong with them.
         last_seq: Number of the last token received; a resumed call goes on behind it.
+        metadata: Facts of the server about the reason, by name.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class ClientError(Exception):
         retry_after_s: float | None = None,
         fields: Mapping[str, str] | None = None,
         last_seq: int = 0,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -38,6 +40,7 @@ class ClientError(Exception):
         self.retry_after_s = retry_after_s
         self.fields = dict(fields or {})
         self.last_seq = last_seq
+        self.metadata = dict(metadata or {})
 
     @property
     def is_resumable(self) -> bool:
@@ -94,4 +97,5 @@ def from_call(
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if has_retry else None,
         fields={item.field: item.description for item in bad.field_violations},
         last_seq=last_seq,
+        metadata=info.metadata,
     )

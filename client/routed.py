@@ -14,6 +14,7 @@ from client.types import Chunk, Timing, TokenLogprobs, Usage
 from client.wire import finish_reason_of, logprobs_of, timing_of, usage_of
 from disagg.v1 import common_pb2, decode_pb2, generation_pb2, routing_pb2
 
+_MAX_ATTEMPT = 2**32 - 2  # one more follows it
 _REPEATABLE = ("BLOCK_EVICTED", "LEASE_LOST", "CHECKSUM_DIFFERS", "STALE_ATTEMPT")
 
 
@@ -33,6 +34,7 @@ class RoutedAnswer:
         self._base_seq = self.last_seq
         self._ids: list[int] = []
         self._attempt = 0
+        self._newest = 0  # attempt of the request that is known to be taken
         self._seed: int | None = None
         self._usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
         self._timing = Timing()
@@ -44,8 +46,9 @@ class RoutedAnswer:
 
     def route_request(self) -> routing_pb2.RouteRequest:
         """What to ask the balancer, at first and after every break."""
+        last_attempt = max(self._attempt, self._newest)
         return routing_pb2.RouteRequest(
-            generate=self._request, generated=self._ids, last_attempt=self._attempt
+            generate=self._request, generated=self._ids, last_attempt=last_attempt
         )
 
     def take_route(self, response: routing_pb2.RouteResponse) -> Chunk | None:
@@ -100,7 +103,10 @@ class RoutedAnswer:
         )
 
     def may_go_on(self, error: ClientError, resumes: int, max_resumes: int) -> bool:
-        """Whether to ask for another route after this error."""
+        """Whether to ask for another route after this error, above the newest attempt it names."""
+        newest = error.metadata.get("newest_attempt", "")
+        if error.reason == "STALE_ATTEMPT" and newest.isdecimal():
+            self._newest = max(self._newest, min(int(newest), _MAX_ATTEMPT))
         if self.finish_reason or resumes >= max_resumes:
             return False
         if error.reason == "DUPLICATE_REQUEST":

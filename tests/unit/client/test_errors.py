@@ -11,14 +11,16 @@ from runtime.status import to_status
 
 
 def test_details_of_the_server_are_read() -> None:
-    status = to_status(Overloaded("full", reason=Reason.QUEUE_FULL, retry_after_s=1.5))
+    status = to_status(
+        Overloaded("full", reason=Reason.QUEUE_FULL, metadata={"pool": "a"}, retry_after_s=1.5)
+    )
     error = from_call(status.code, status.details, status.trailing_metadata, last_seq=4)
     assert (error.code, error.reason, error.retry_after_s) == (
         "RESOURCE_EXHAUSTED",
         "QUEUE_FULL",
         1.5,
     )
-    assert (error.message, error.last_seq) == ("full", 4)
+    assert (error.message, error.last_seq, error.metadata) == ("full", 4, {"pool": "a"})
     assert not error.is_resumable
 
 

@@ -109,6 +109,20 @@ def test_gaps_and_changed_tokens_break_the_stream() -> None:
         one.take_decode(changed)
 
 
+@pytest.mark.parametrize(("newest", "wanted"), [("6", 6), ("", 1), ("x", 1), ("9" * 30, 2**32 - 2)])
+def test_an_attempt_that_was_overtaken_goes_on_above_the_newest(newest: str, wanted: int) -> None:
+    one = answer()
+    one.take_route(route(1))
+    error = ClientError(
+        "x", code="ABORTED", reason="STALE_ATTEMPT", metadata={"newest_attempt": newest}
+    )
+    assert one.may_go_on(error, 0, 3)
+    assert one.route_request().last_attempt == wanted
+    other = ClientError("x", code="ABORTED", reason="LEASE_LOST", metadata={"newest_attempt": "9"})
+    assert one.may_go_on(other, 1, 3)
+    assert one.route_request().last_attempt == wanted
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "resumes", "goes_on"),
     [
