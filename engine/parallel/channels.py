@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, ReduceOp
 
 from engine.parallel.errors import CollectiveTimeout, PeerLost
 from engine.parallel.shared_memory import Progress, Segment
+
+_SLICE_S: Final = 0.05
+_NAMED_WITHIN_SLICES: Final = 20
 
 WorkStarter = Callable[[], dist.Work]
 
@@ -151,7 +154,15 @@ def explain(
     culprit = segment.aborted_by()
     late_ranks = [rank for rank in members if words[rank] < number]
     text = str(error).lower()
-    if culprit is None and late_ranks and ("timed out" in text or "timeout" in text):
+    is_timeout = "timed out" in text or "timeout" in text
+    if culprit is None and not late_ranks and not is_timeout:
+        # A rank that died in the middle of an exchange; its supervisor knows which, in a moment.
+        for _ in range(_NAMED_WITHIN_SLICES):
+            segment.doorbell.wait(segment.doorbell.load(), _SLICE_S)
+            culprit = segment.aborted_by()
+            if culprit is not None:
+                break
+    if culprit is None and late_ranks and is_timeout:
         segment.abort(late_ranks[0])
         return CollectiveTimeout(
             group=group,

@@ -1,9 +1,11 @@
 """Rank side of the worker and lockstep tests, and a supervisor to run as a script.
 
-As a script: `group_ranks.py ENTRY NUM_RANKS BACKEND OUT_DIR [key=value ...]` runs the group and
-exits with its code.
+As a script it runs the groups it reads from standard input, one after the other, from one warm fork
+server: each is a line `{"entry", "num_ranks", "backend", "options", "timeouts"}` as JSON, answered
+by a line with the exit code.
 """
 
+import json
 import logging
 import os
 import signal
@@ -68,12 +70,21 @@ def vote_late(context, options):
     ports.vote.reduce_max(VoteVector(unfinished=True, decode_rows=3).to_array())
     announce(context, options)
     if context.rank == 1:
-        threading.Event().wait()
+        stay(options)
+        return
     try:
         ports.vote.reduce_max(np.zeros(9, np.int64))
     except GroupError as error:
         (Path(options["out"]) / f"error-{context.rank}").write_text(str(error))
         raise
+
+
+def stay(options):
+    """Alive, but of no use, until rank 0 has given up."""
+    for _ in range(1500):
+        if (Path(options["out"]) / "error-0").exists():
+            return
+        threading.Event().wait(0.02)
 
 
 def leave_early(context, options):
@@ -92,7 +103,8 @@ def abort(context, options):
     ports = open_ports(context, **SIZES)
     if context.rank == 1:
         ports.abort()
-        threading.Event().wait()
+        stay(options)
+        return
     vote_for_ever_on(ports, context, options)
 
 
@@ -183,20 +195,19 @@ def exchange(dispatcher, num_tokens, generator):
 
 def main():
     logging.basicConfig(format="%(levelname)s %(message)s")
-    entry, num_ranks, backend, out, *settings = sys.argv[1:]
-    given = dict(setting.split("=", 1) for setting in settings)
-    timeouts = {key: float(given.pop(key)) for key in list(given) if key.endswith("_timeout_s")}
-    sys.exit(
-        run_group(
-            f"group_ranks:{entry}",
-            int(num_ranks),
-            {"out": out, **given},
-            backend=backend,
+    for line in sys.stdin:
+        asked = json.loads(line)
+        code = run_group(
+            f"group_ranks:{asked['entry']}",
+            asked["num_ranks"],
+            asked["options"],
+            backend=asked["backend"],
             group_name="testers",
             preload=("torch", "engine.parallel.ports"),
-            **timeouts,
+            **asked["timeouts"],
         )
-    )
+        sys.stdout.write(f"{code}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

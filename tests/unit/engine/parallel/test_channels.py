@@ -86,6 +86,31 @@ def test_a_late_rank_is_named(run_ranks):
     assert "step 4, kind prefill" in str(error)
 
 
+def test_vectors_of_all_members_are_gathered(run_ranks):
+    def rank_main(channel):
+        mine = torch.tensor([channel.rank, 5 - channel.rank])
+        return channel.all_gather(mine, "vote").tolist()
+
+    assert run_ranks(3, rank_main) == dict.fromkeys(range(3), [[0, 5], [1, 4], [2, 3]])
+
+
+def test_a_rank_that_died_in_an_exchange_is_named_once_its_supervisor_knows(run_ranks):
+    def rank_main(channel):
+        if channel.rank == 1:
+            # It had begun the exchange, as its word says, when it died.
+            channel._words[1] = 2
+            marking = threading.Timer(0.2, channel._segment.abort, [1])
+            marking.start()
+            del channel._process_group
+            return None
+        channel.all_reduce_max(torch.zeros(1), "vote")
+        return None
+
+    error = run_ranks(2, rank_main)[0]
+    assert isinstance(error, PeerLost)
+    assert error.rank == 1
+
+
 def test_a_failure_after_an_abort_names_the_culprit(run_ranks):
     def rank_main(channel):
         if channel.rank == 1:

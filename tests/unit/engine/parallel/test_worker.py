@@ -1,5 +1,6 @@
 """Groups of real rank processes: failures named fast, drains, no process left behind."""
 
+import json
 import os
 import select
 import signal
@@ -20,32 +21,60 @@ READY_S = 30
 FAST_S = 5.0
 
 
-class Group:
-    """A supervisor process and the ranks it reported."""
+class Supervisor:
+    """A process that runs one group after the other; what it and its ranks write goes to a file."""
 
-    def __init__(self, entry, num_ranks, out, *settings, backend="shm"):
-        self.out = out
+    def __init__(self, directory):
+        self.path = directory / "stderr"
+        with self.path.open("ab") as written:
+            self.process = subprocess.Popen(
+                [sys.executable, str(RANKS / "group_ranks.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=written,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+
+    @property
+    def is_running(self):
+        return self.process.poll() is None
+
+    def start(self, entry, num_ranks, out, backend="shm", options=None, **timeouts):
+        group = Group(self, num_ranks, out)
+        asked = {
+            "entry": entry,
+            "num_ranks": num_ranks,
+            "backend": backend,
+            "options": {"out": str(out), **(options or {})},
+            "timeouts": timeouts,
+        }
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        return group
+
+    def close(self):
+        if self.is_running:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Group:
+    """A group of a supervisor and the ranks it reported."""
+
+    def __init__(self, supervisor, num_ranks, out):
+        self.supervisor = supervisor
         self.num_ranks = num_ranks
-        self.supervisor = subprocess.Popen(
-            [
-                sys.executable,
-                str(RANKS / "group_ranks.py"),
-                entry,
-                str(num_ranks),
-                backend,
-                str(out),
-                *settings,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        self.out = out
+        self._begin = supervisor.path.stat().st_size
 
     def ready(self):
         """Waits until every rank has announced itself; returns their process ids."""
         pids = {}
         poll = select.poll()
-        poll.register(os.pidfd_open(self.supervisor.pid), select.POLLIN)
+        poll.register(os.pidfd_open(self.supervisor.process.pid), select.POLLIN)
         for _ in range(READY_S * 50):
             for rank in range(self.num_ranks):
                 path = self.out / f"rank-{rank}"
@@ -53,33 +82,51 @@ class Group:
                     pids[rank] = int(path.read_text().split()[0])
             if len(pids) == self.num_ranks:
                 return pids
-            assert not poll.poll(20), self.supervisor.stderr.read()
+            assert not poll.poll(20), self.text()
         raise AssertionError(f"only ranks {sorted(pids)} became ready")
 
     def end(self, timeout_s):
-        """Waits for the supervisor; returns its exit code and what it and its ranks wrote."""
-        self.supervisor.wait(timeout_s)
-        # The fork server holds the pipe a little longer than the supervisor.
-        return self.supervisor.returncode, self.supervisor.stderr.read()
+        """Waits for the end of the group; returns its exit code and what was written."""
+        answered, _, _ = select.select([self.supervisor.process.stdout], [], [], timeout_s)
+        assert answered, f"not over after {timeout_s} s: {self.text()}"
+        return int(self.supervisor.process.stdout.readline()), self.text()
+
+    def send_signal(self, number):
+        self.supervisor.process.send_signal(number)
+
+    def text(self):
+        return self.supervisor.path.read_bytes()[self._begin :].decode()
 
     def error(self, rank):
         return (self.out / f"error-{rank}").read_text()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A supervisor for all tests that leave theirs alive."""
+    made = []
+
+    def find():
+        if not made or not made[-1].is_running:
+            made.append(Supervisor(tmp_path_factory.mktemp("supervisor")))
+        return made[-1]
+
+    yield find
+    for supervisor in made:
+        supervisor.close()
+
+
 @pytest.fixture
-def start(tmp_path):
-    groups = []
+def start(shared, tmp_path):
+    return lambda entry, num_ranks, **named: shared().start(entry, num_ranks, tmp_path, **named)
 
-    def start_group(*arguments, **named):
-        groups.append(Group(arguments[0], arguments[1], tmp_path, *arguments[2:], **named))
-        return groups[-1]
 
-    yield start_group
-    for group in groups:
-        if group.supervisor.poll() is None:
-            group.supervisor.kill()
-        group.supervisor.wait()
-        group.supervisor.stderr.close()
+@pytest.fixture
+def start_alone(tmp_path):
+    """Of a supervisor that may be lost."""
+    supervisor = Supervisor(tmp_path)
+    yield lambda entry, num_ranks: supervisor.start(entry, num_ranks, tmp_path)
+    supervisor.close()
 
 
 def wait_until_gone(descriptors, timeout_s):
@@ -121,15 +168,15 @@ def test_a_killed_rank_stops_the_group_by_name(start, backend):
     assert shared_memory_files() == before
 
 
-def test_a_killed_supervisor_takes_its_ranks_along(start):
+def test_a_killed_supervisor_takes_its_ranks_along(start_alone):
     before = shared_memory_files()
-    group = start("vote_for_ever", 3)
+    group = start_alone("vote_for_ever", 3)
     descriptors = [os.pidfd_open(pid) for pid in group.ready().values()]
 
-    group.supervisor.kill()
+    group.supervisor.process.kill()
 
     assert wait_until_gone(descriptors, FAST_S)
-    assert group.supervisor.wait() == -signal.SIGKILL
+    assert group.supervisor.process.wait() == -signal.SIGKILL
     assert shared_memory_files() == before
 
 
@@ -173,13 +220,13 @@ def test_a_failing_rank_stops_the_group_by_name(run_here, entry, how):
         assert "stopping the group: RuntimeError: rank 1 is broken on purpose" in log
 
 
-def test_a_lost_fork_server_is_named_and_leaves_no_rank_behind(start):
-    group = start("vote_for_ever", 3)
+def test_a_lost_fork_server_is_named_and_leaves_no_rank_behind(start_alone):
+    group = start_alone("vote_for_ever", 3)
     pids = group.ready()
     descriptors = [os.pidfd_open(pid) for pid in pids.values()]
     status = Path(f"/proc/{pids[0]}/status").read_text()
     (server,) = (int(line.split()[1]) for line in status.splitlines() if line[:5] == "PPid:")
-    assert server != group.supervisor.pid
+    assert server != group.supervisor.process.pid
 
     os.kill(server, signal.SIGKILL)
 
@@ -232,7 +279,7 @@ def test_an_entry_that_does_not_exist_fails_the_group(run_here):
 def test_the_first_signal_drains(start, number):
     group = start("drain", 2)
     group.ready()
-    group.supervisor.send_signal(number)
+    group.send_signal(number)
     assert group.end(READY_S) == (0, "")
     assert (group.out / "drained-0").exists()
     assert (group.out / "drained-1").exists()
@@ -241,15 +288,15 @@ def test_the_first_signal_drains(start, number):
 def test_ranks_without_a_handler_end_at_the_first_signal(start):
     group = start("wait_for_signal", 2)
     group.ready()
-    group.supervisor.send_signal(signal.SIGTERM)
+    group.send_signal(signal.SIGTERM)
     assert group.end(READY_S) == (0, "")
 
 
 def test_the_second_signal_kills(start):
-    group = start("drain", 2, "drain=never")
+    group = start("drain", 2, options={"drain": "never"})
     descriptors = [os.pidfd_open(pid) for pid in group.ready().values()]
-    group.supervisor.send_signal(signal.SIGTERM)
-    group.supervisor.send_signal(signal.SIGINT)
+    group.send_signal(signal.SIGTERM)
+    group.send_signal(signal.SIGINT)
     code, text = group.end(FAST_S)
     assert code in (128 + signal.SIGINT, 128 + signal.SIGTERM)
     assert "second signal, killing the ranks" in text
@@ -257,9 +304,9 @@ def test_the_second_signal_kills(start):
 
 
 def test_a_drain_that_takes_too_long_names_the_ranks(start):
-    group = start("drain", 2, "drain=never", "drain_timeout_s=0.3")
+    group = start("drain", 2, options={"drain": "never"}, drain_timeout_s=0.3)
     group.ready()
-    group.supervisor.send_signal(signal.SIGTERM)
+    group.send_signal(signal.SIGTERM)
     code, text = group.end(READY_S)
     assert code == 1
     assert "ranks [0, 1] did not drain within 0.3 s" in text
