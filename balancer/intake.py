@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 
 from balancer.journey.request import Request
-from balancer.text import ChatTurn, ModelCard, TextCodec
+from balancer.text import ChatTurn, ModelCard, TextCodec, ToolCall
 from balancer.tracing import describe_request
 from balancer.validation import bad_field, check_generate, check_model
 from disagg.v1 import generation_pb2
@@ -83,15 +84,14 @@ class Intake:
                     return self.codec.encode_text(message.text)
                 return await asyncio.to_thread(self.codec.encode_text, message.text)
             case "chat":
-                turns = [
-                    ChatTurn(role=turn.role, content=turn.content) for turn in message.chat.messages
-                ]
-                thinking = message.chat.thinking if message.chat.HasField("thinking") else None
+                chat = message.chat
                 return await asyncio.to_thread(
                     self.codec.encode_chat,
-                    turns,
-                    thinking=thinking,
-                    effort=message.chat.reasoning_effort,
+                    list(map(_turn, chat.messages)),
+                    thinking=chat.thinking if chat.HasField("thinking") else None,
+                    effort=chat.reasoning_effort,
+                    tools=_tools(chat),
+                    drop_thinking=not chat.keep_thinking,
                 )
             case "token_ids" if isinstance(message, generation_pb2.GenerateRequest):
                 ids = list(message.token_ids.ids)
@@ -138,3 +138,32 @@ class Intake:
             return request
         salt = salt_of(tenant, request.cache_salt)
         return dataclasses.replace(request, cache_salt=salt, owner=tenant)
+
+
+def _turn(message: generation_pb2.ChatMessage) -> ChatTurn:
+    return ChatTurn(
+        role=message.role,
+        content=message.content,
+        reasoning=message.reasoning,
+        tool_calls=tuple(
+            ToolCall(id=call.id, name=call.name, arguments=call.arguments or "{}")
+            for call in message.tool_calls
+        ),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _tools(chat: generation_pb2.ChatPrompt) -> tuple[str, ...]:
+    """The functions of a conversation.
+
+    Raises:
+        InvalidRequest: One is no JSON object.
+    """
+    for number, tool in enumerate(chat.tools):
+        try:
+            is_object = isinstance(json.loads(tool), dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise bad_field(f"chat.tools[{number}]", "no JSON object; send name and parameters")
+    return tuple(chat.tools)

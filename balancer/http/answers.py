@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from balancer.encoding.dsml import ToolCallParser
 from balancer.http.asked import Asked
 from balancer.http.reasoning import ReasoningSplitter
-from balancer.journey.request import Delta, Final, Logprobs
-from balancer.text import TextCodec
+from balancer.journey.request import Delta, Final, FinishReason, Logprobs
+from balancer.text import TextCodec, ToolCall
 
 Json = dict[str, object]
 
@@ -54,6 +55,7 @@ class Answer:
 
     Attributes:
         index: Number of the choice.
+        calls: Tells calls of tools from text, where the caller gave some.
         echo: Text that stands before the answer; handed out once.
         prompt_ids: Token ids of the prompt.
         num_chars: Length of the text so far, for `text_offset`.
@@ -62,6 +64,7 @@ class Answer:
     index: int
     prompt_ids: tuple[int, ...]
     splitter: ReasoningSplitter
+    calls: ToolCallParser | None = None
     echo: str = ""
     num_chars: int = 0
     num_tokens: int = 0
@@ -110,22 +113,31 @@ class Form:
     def chunk(self, answer: Answer, delta: Delta) -> Json:
         """Takes tokens in; returns the chunk that hands them out."""
         thought, answered = answer.splitter.push(delta.token_ids, delta.pieces)
+        calls: Sequence[ToolCall] = ()
+        if answer.calls is not None:
+            answered, calls = answer.calls.push(answered)
         logprobs = self._logprobs(answer, delta)
         answer.num_tokens += len(delta.token_ids)
         answer.token_ids += delta.token_ids
-        return self._piece(answer, thought, answered, logprobs, delta.token_ids)
+        return self._piece(answer, thought, answered, logprobs, delta.token_ids, calls=calls)
 
     def end(self, answer: Answer, final: Final) -> Json:
         """Takes the end in; returns the chunk with the finish reason."""
         thought, answered = answer.splitter.finish(final.text)
         answer.finish_reason = final.finish_reason.value
+        calls: Sequence[ToolCall] = ()
+        if answer.calls is not None:
+            answered, calls = answer.calls.push(answered)
+            answered += answer.calls.finish()
+            if answer.calls.calls and final.finish_reason is FinishReason.STOP:
+                answer.finish_reason = "tool_calls"
         answer.counts = Counts(
             prompt=final.usage.prompt_tokens,
             completion=final.usage.completion_tokens,
             cached=final.usage.cached_tokens,
             reasoning=answer.splitter.num_tokens,
         )
-        return self._piece(answer, thought, answered, None, (), answer.finish_reason)
+        return self._piece(answer, thought, answered, None, (), answer.finish_reason, calls=calls)
 
     def usage_chunk(self, answers: Sequence[Answer]) -> Json:
         """The chunk of counts behind all others."""
@@ -138,6 +150,9 @@ class Form:
             choice: Json = {"index": answer.index, "finish_reason": answer.finish_reason}
             if self._asked.is_chat:
                 message: Json = {"role": "assistant", "content": answer.text}
+                if answer.calls is not None and answer.calls.calls:
+                    message["content"] = answer.text or None
+                    message["tool_calls"] = list(map(_call, answer.calls.calls))
                 if answer.reasoning:
                     message |= dict.fromkeys(self._reasoning_fields, answer.reasoning)
                 choice["message"] = message
@@ -158,6 +173,8 @@ class Form:
         logprobs: Json | None,
         token_ids: Sequence[int],
         finish_reason: str | None = None,
+        *,
+        calls: Sequence[ToolCall] = (),
     ) -> Json:
         if not answer.has_begun:
             answered = answer.echo + answered
@@ -168,8 +185,13 @@ class Form:
         choice: Json = {"index": answer.index, "finish_reason": finish_reason}
         if self._asked.is_chat:
             delta: Json = {} if answer.has_begun else {"role": "assistant"}
-            if answered or not thought:
+            if answered or not (thought or calls):
                 delta["content"] = answered
+            if calls and answer.calls is not None:
+                first = len(answer.calls.calls) - len(calls)
+                delta["tool_calls"] = [
+                    {"index": first + number, **_call(call)} for number, call in enumerate(calls)
+                ]
             if thought:
                 delta |= dict.fromkeys(self._reasoning_fields, thought)
             choice["delta"] = delta
@@ -262,6 +284,12 @@ def _best(token_id: int, entry: Logprobs) -> list[tuple[int, float]]:
     if all(other != token_id for other, _ in best):
         best.append((token_id, entry.logprob))
     return best
+
+
+def _call(call: ToolCall) -> Json:
+    """OpenAI's object of a call."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _total(answers: Sequence[Answer]) -> Counts:

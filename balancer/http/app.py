@@ -21,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from balancer.http.asked import read_turns
+from balancer.http.conversation import read_turns
 from balancer.http.errors import error_body, problem_of
 from balancer.http.exchange import Exchange
 from balancer.http.fields import Fields, parse_body

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from balancer.http.conversation import read_turns
 from balancer.http.fields import Fields, shown
 from balancer.validation import MAX_LOGPROBS
 from disagg.v1 import common_pb2, generation_pb2
@@ -17,21 +18,11 @@ from disagg.v1 import common_pb2, generation_pb2
 COMPLETION_MAX_TOKENS = 16
 _MIN_SEED, _MAX_SEED, _SEED_BITS = -(1 << 63), (1 << 64) - 1, (1 << 64) - 1
 _MIN_INT32, _MAX_INT32 = -(1 << 31), (1 << 31) - 1
-_ROLES = {"developer": "system"}
 # Known, and without effect on an answer of this system.
 _NO_EFFECT = (
     *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier"),
     *("prompt_cache_key", "add_generation_prompt", "spaces_between_special_tokens"),
 )
-_EFFORTS = {
-    "minimal": "low",
-    "low": "low",
-    "medium": "high",
-    "high": "high",
-    "xhigh": "high",
-    "max": "max",
-    "ultra": "max",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +89,7 @@ def read_chat(fields: Fields) -> Asked:
         logprobs = logprobs or 0
     elif logprobs is not None:
         raise fields.fault("top_logprobs", "goes with logprobs = true; set that, or leave this out")
-    fields.refuse("tools", allowed=([],), way_out="tools are not part of this version")
-    fields.refuse("tool_choice", allowed=("none", "auto"), way_out='send "none", or leave it out')
-    fields.refuse("functions", allowed=([],), way_out="tools are not part of this version")
+    fields.refuse("functions", allowed=([],), way_out="send tools")
     fields.refuse("function_call", allowed=("none", "auto"), way_out="leave it out")
     fields.refuse("modalities", allowed=(["text"],), way_out='send ["text"]')
     fields.refuse("audio", allowed=(), way_out="leave it out")
@@ -111,29 +100,6 @@ def read_chat(fields: Fields) -> Asked:
         fields, max_tokens=older if max_tokens is None else max_tokens, logprobs=logprobs
     )
     return _asked(fields, (prompt,), sampling, is_chat=True, logprobs=logprobs, echo=False)
-
-
-def read_turns(fields: Fields) -> generation_pb2.ChatPrompt:
-    """The conversation of a body, with its switch for thinking.
-
-    Raises:
-        InvalidRequest: A message is not one that can be encoded.
-    """
-    messages = fields.items("messages")
-    if messages is None:
-        raise fields.fault("messages", "there are none; send a list of messages")
-    chat = generation_pb2.ChatPrompt()
-    for number, item in enumerate(messages):
-        message = fields.as_child(f"messages[{number}]", item)
-        role = message.text("role") or ""
-        if role in ("tool", "function") or message.value("tool_calls"):
-            raise message.unsupported("role", "tool calls are not part of this version")
-        chat.messages.add(role=_ROLES.get(role, role), content=_content(message))
-    thinking, effort = _thinking(fields)
-    if thinking is not None:
-        chat.thinking = thinking
-    chat.reasoning_effort = effort
-    return chat
 
 
 def _asked(
@@ -232,43 +198,3 @@ def _prompts(fields: Fields, max_prompts: int) -> list[generation_pb2.GenerateRe
         else:
             prompts.append(make(text=fields.as_text(name, item)))
     return prompts
-
-
-def _content(message: Fields) -> str:
-    """The text of a turn; parts of text are joined by line breaks."""
-    message.ignore(("name", "reasoning_content", "reasoning", "refusal", "tool_calls"))
-    value = message.value("content")
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return message.as_text("content", value)
-    texts = []
-    for number, item in enumerate(value):
-        part = message.as_child(f"content[{number}]", item)
-        if part.text("type") != "text":
-            raise part.unsupported("type", f"{shown(part.value('type'))}: only text is supported")
-        texts.append(part.text("text") or "")
-    return "\n".join(texts)
-
-
-def _thinking(fields: Fields) -> tuple[bool | None, str]:
-    """Switch and effort of thinking; the top level wins over `chat_template_kwargs`."""
-    kwargs = fields.child("chat_template_kwargs") or Fields({})
-    thinking: bool | None = None
-    for name in ("enable_thinking", "thinking"):
-        if kwargs.has(name):
-            thinking = kwargs.flag(name)
-    top = fields.child("thinking")
-    if top is not None:
-        kind = top.text("type")
-        if kind not in ("enabled", "disabled"):
-            raise top.fault("type", f'{shown(kind)}: send "enabled" or "disabled"')
-        thinking = kind == "enabled"
-    effort = fields.text("reasoning_effort") or kwargs.text("reasoning_effort") or ""
-    if effort == "none":
-        return False, ""
-    if effort and effort not in _EFFORTS:
-        raise fields.fault(
-            "reasoning_effort", f"{shown(effort)}: send one of none, {', '.join(_EFFORTS)}"
-        )
-    return thinking, _EFFORTS.get(effort, "")

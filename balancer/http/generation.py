@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from balancer.config import HttpSettings
+from balancer.encoding.dsml import ToolCallParser
 from balancer.http.answers import Answer, Form
 from balancer.http.asked import Asked, read_chat, read_completion
 from balancer.http.errors import problem_of
@@ -221,6 +222,11 @@ class GenerationEndpoint:
             index=number,
             prompt_ids=request.token_ids,
             splitter=ReasoningSplitter(marks, is_thinking=asked.is_chat and is_thinking),
+            calls=(
+                ToolCallParser(codec.form, f"call_{request.request_id}")
+                if codec.form is not None and asked.messages[number].chat.tools
+                else None
+            ),
             echo=codec.decode(request.token_ids) if asked.echo else "",
         )
 

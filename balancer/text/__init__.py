@@ -1,11 +1,10 @@
 """Text to token ids and back: the only place of the system that knows text."""
 
+from balancer.encoding.turns import CHAT_ROLES, ChatTurn, ToolCall
 from balancer.text.codec import TextCodec
 from balancer.text.pieces import IncrementalText
 from balancer.text.stops import StopStrings
 from balancer.text.terms import (
-    CHAT_ROLES,
-    ChatTurn,
     ModelCard,
     ModelFilesError,
     TextError,
@@ -22,4 +21,5 @@ __all__ = [
     "TextCodec",
     "TextError",
     "ThinkingMarks",
+    "ToolCall",
 ]

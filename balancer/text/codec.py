@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tokenizers
 
-from balancer.encoding import deepseek_v4
+from balancer.encoding.deepseek_v4 import DSML, FORMS, Form, missing_token, render
+from balancer.encoding.turns import ChatTurn
 from balancer.text.files import (
     compile_template,
     load_tokenizer,
@@ -39,9 +39,8 @@ from balancer.text.pieces import (
     bytes_of_tokens,
     is_byte_level,
 )
+from balancer.text.template import ChatTemplate, check_turns
 from balancer.text.terms import (
-    CHAT_ROLES,
-    ChatTurn,
     ModelCard,
     ModelFilesError,
     TextError,
@@ -76,8 +75,12 @@ class TextCodec:
         self._model_type = str(config.get("model_type", ""))
         settings = read_json(directory / "tokenizer_config.json", required=False)
         self._specials = {key: token_text(settings.get(key)) for key in ("bos_token", "eos_token")}
-        self._template = compile_template(settings.get("chat_template"), directory)
-        self._may_think = "thinking" in template_text(settings)
+        program = compile_template(settings.get("chat_template"), directory)
+        self._template = (
+            None
+            if program is None
+            else ChatTemplate(program, template_text(settings), self._specials)
+        )
         self._tokenizer = load_tokenizer(directory / "tokenizer.json")
         self._bos_id = self._find_bos(settings)
         self.thinking_marks = _thinking_marks(self._tokenizer)
@@ -102,64 +105,84 @@ class TextCodec:
         return ids
 
     def encode_chat(
-        self, turns: Sequence[ChatTurn], *, thinking: bool | None = None, effort: str = ""
+        self,
+        turns: Sequence[ChatTurn],
+        *,
+        thinking: bool | None = None,
+        effort: str = "",
+        tools: Sequence[str] = (),
+        drop_thinking: bool = True,
     ) -> list[int]:
         """Token ids of a conversation that the model should answer.
 
         Args:
             thinking: Whether the model should think first; None leaves it to its template.
             effort: How much; empty leaves it to the template.
+            tools: Functions that the model may call, as JSON objects.
+            drop_thinking: Leave out what was thought in earlier turns, where the form has a choice.
 
         Raises:
-            TextError: No turns, an unknown role, no chat template or no tokenizer; or the template
-                knows no thinking and it was asked for.
+            TextError: The conversation cannot be encoded, or the model knows no thinking or no
+                tools and they were asked for; the field says what.
         """
-        if not turns:
-            raise TextError("chat.messages", "the conversation is empty; send at least one message")
-        for number, turn in enumerate(turns):
-            if turn.role not in CHAT_ROLES:
-                raise TextError(
-                    f"chat.messages[{number}].role",
-                    f"role {turn.role!r} is unknown; use one of {', '.join(CHAT_ROLES)}",
-                )
+        check_turns(turns)
         if self._template is None:
-            return self.encode_text(self._coded(turns, thinking=thinking, effort=effort), "chat")
-        switches: dict[str, object] = {}
-        if self._may_think and thinking is not None:
-            switches |= {"thinking": thinking, "enable_thinking": thinking}
-        if self._may_think and effort:
-            switches["reasoning_effort"] = effort
-        if thinking and not self._may_think:
-            raise TextError(
-                "chat.thinking",
-                "the chat template of this model knows no thinking; leave it out or turn it off",
+            prompt = self._coded(
+                turns,
+                thinking=bool(thinking),
+                effort=effort,
+                tools=tools,
+                drop_thinking=drop_thinking,
             )
-        try:
-            text = self._template.render(
-                messages=[{"role": turn.role, "content": turn.content} for turn in turns],
-                add_generation_prompt=True,
-                **switches,
-                **self._specials,
-            )
-        except jinja2.TemplateError as error:
-            raise TextError("chat", f"the chat template refused the messages: {error}") from error
-        return self.encode_text(text, "chat")
+        else:
+            prompt = self._template.render(turns, thinking=thinking, effort=effort, tools=tools)
+        return self.encode_text(prompt, "chat")
 
-    def _coded(self, turns: Sequence[ChatTurn], *, thinking: bool | None, effort: str) -> str:
+    @property
+    def form(self) -> Form | None:
+        """The form of conversations where code builds them; None with a template, or without."""
+        return None if self._template is not None else FORMS.get(self._model_type)
+
+    def _coded(
+        self,
+        turns: Sequence[ChatTurn],
+        *,
+        thinking: bool,
+        effort: str,
+        tools: Sequence[str],
+        drop_thinking: bool,
+    ) -> str:
         """The prompt of a model whose conversations are built by code."""
-        is_known = self._model_type == "deepseek_v4" and self._tokenizer is not None
-        if not is_known or not deepseek_v4.speaks(self._need_tokenizer("chat").token_to_id):
+        form = self.form
+        if form is None or self._tokenizer is None:
             raise TextError("chat", "the model has no chat template; send text or token_ids")
-        if thinking and effort not in deepseek_v4.EFFORTS:
+        has_tools = bool(tools) or any(turn.tool_calls for turn in turns)
+        lacking = missing_token(form, self._tokenizer.token_to_id, has_tools=has_tools)
+        if lacking is not None:
+            if lacking == DSML:
+                raise TextError(
+                    "chat.tools", f"the vocabulary of this model has no {DSML}; leave tools out"
+                )
+            raise TextError(
+                "chat",
+                f"the model has no chat template, and its vocabulary no {lacking} to do without; "
+                "send text or token_ids",
+            )
+        if thinking and form.effort_text(effort) is None:
+            numbers = ", or a number from 1 to 100" if form.is_numbered else ""
             raise TextError(
                 "chat.reasoning_effort",
-                f"{effort!r} is not part of this version for this model; send low, or leave it out",
+                f"{effort!r} is none of this model; send low, high or max{numbers}",
             )
-        return deepseek_v4.render(
-            [(turn.role, turn.content) for turn in turns],
+        return render(
+            form,
+            turns,
             bos=self._specials["bos_token"],
             eos=self._specials["eos_token"],
-            thinking=bool(thinking),
+            thinking=thinking,
+            effort=effort,
+            tools=tools,
+            drop_thinking=drop_thinking,
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:

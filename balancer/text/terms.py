@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CHAT_ROLES = ("system", "user", "assistant")
-
 
 class TextError(Exception):
     """Text cannot be encoded or decoded.
@@ -21,14 +19,6 @@ class TextError(Exception):
 
 class ModelFilesError(Exception):
     """A file of the model directory is missing or broken; the message names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatTurn:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,43 +25,45 @@ _sym_db = _symbol_database.Default()
 from disagg.v1 import common_pb2 as disagg_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isagg/v1/generation.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"t\n\nChatPrompt\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.disagg.v1.ChatMessage\x12\x15\n\x08thinking\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x03 \x01(\tB\x0b\n\t_thinking\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe6\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.disagg.v1.ChatPromptH\x00\x12(\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x13.disagg.v1.TokenIdsH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.disagg.v1.SamplingParams\x12\x10\n\x08last_seq\x18\x07 \x01(\x04\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x15\n\x08priority\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nttft_slo_s\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x17\n\ntpot_slo_s\x18\x0b \x01(\x01H\x03\x88\x01\x01\x42\x08\n\x06promptB\x0b\n\t_priorityB\r\n\x0b_ttft_slo_sB\r\n\x0b_tpot_slo_s\"\xd9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\'\n\x05\x66inal\x18\x08 \x01(\x0b\x32\x18.disagg.v1.GenerateFinalB\x07\n\x05_seed\"\x83\x01\n\rGenerateFinal\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.disagg.v1.Usage\x12!\n\x06timing\x18\x03 \x01(\x0b\x32\x11.disagg.v1.Timing\"*\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"&\n\x15\x43\x61ncelRequestResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"R\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x15.disagg.v1.ChatPromptH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"?\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.disagg.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\x89\x03\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.disagg.v1.GenerateRequest\x1a\x1b.disagg.v1.GenerateResponse0\x01\x12R\n\rCancelRequest\x12\x1f.disagg.v1.CancelRequestRequest\x1a .disagg.v1.CancelRequestResponse\x12\x43\n\x08Tokenize\x12\x1a.disagg.v1.TokenizeRequest\x1a\x1b.disagg.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.disagg.v1.DetokenizeRequest\x1a\x1d.disagg.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.disagg.v1.ListModelsRequest\x1a\x1d.disagg.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isagg/v1/generation.proto\x12\tdisagg.v1\x1a\x16\x64isagg/v1/common.proto\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"~\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12\'\n\ntool_calls\x18\x04 \x03(\x0b\x32\x13.disagg.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\"\x9a\x01\n\nChatPrompt\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.disagg.v1.ChatMessage\x12\x15\n\x08thinking\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x03 \x01(\t\x12\r\n\x05tools\x18\x04 \x03(\t\x12\x15\n\rkeep_thinking\x18\x05 \x01(\x08\x42\x0b\n\t_thinking\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe6\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x15.disagg.v1.ChatPromptH\x00\x12(\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x13.disagg.v1.TokenIdsH\x00\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.disagg.v1.SamplingParams\x12\x10\n\x08last_seq\x18\x07 \x01(\x04\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x15\n\x08priority\x18\t \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nttft_slo_s\x18\n \x01(\x01H\x02\x88\x01\x01\x12\x17\n\ntpot_slo_s\x18\x0b \x01(\x01H\x03\x88\x01\x01\x42\x08\n\x06promptB\x0b\n\t_priorityB\r\n\x0b_ttft_slo_sB\r\n\x0b_tpot_slo_s\"\xd9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.disagg.v1.PositionLogprobs\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12\'\n\x05\x66inal\x18\x08 \x01(\x0b\x32\x18.disagg.v1.GenerateFinalB\x07\n\x05_seed\"\x83\x01\n\rGenerateFinal\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.disagg.v1.FinishReason\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.disagg.v1.Usage\x12!\n\x06timing\x18\x03 \x01(\x0b\x32\x11.disagg.v1.Timing\"*\n\x14\x43\x61ncelRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"&\n\x15\x43\x61ncelRequestResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"R\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x15.disagg.v1.ChatPromptH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"?\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.disagg.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\x89\x03\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.disagg.v1.GenerateRequest\x1a\x1b.disagg.v1.GenerateResponse0\x01\x12R\n\rCancelRequest\x12\x1f.disagg.v1.CancelRequestRequest\x1a .disagg.v1.CancelRequestResponse\x12\x43\n\x08Tokenize\x12\x1a.disagg.v1.TokenizeRequest\x1a\x1b.disagg.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.disagg.v1.DetokenizeRequest\x1a\x1d.disagg.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.disagg.v1.ListModelsRequest\x1a\x1d.disagg.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disagg.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATMESSAGE']._serialized_start=65
-  _globals['_CHATMESSAGE']._serialized_end=109
-  _globals['_CHATPROMPT']._serialized_start=111
-  _globals['_CHATPROMPT']._serialized_end=227
-  _globals['_TOKENIDS']._serialized_start=229
-  _globals['_TOKENIDS']._serialized_end=252
-  _globals['_GENERATEREQUEST']._serialized_start=255
-  _globals['_GENERATEREQUEST']._serialized_end=613
-  _globals['_GENERATERESPONSE']._serialized_start=616
-  _globals['_GENERATERESPONSE']._serialized_end=833
-  _globals['_GENERATEFINAL']._serialized_start=836
-  _globals['_GENERATEFINAL']._serialized_end=967
-  _globals['_CANCELREQUESTREQUEST']._serialized_start=969
-  _globals['_CANCELREQUESTREQUEST']._serialized_end=1011
-  _globals['_CANCELREQUESTRESPONSE']._serialized_start=1013
-  _globals['_CANCELREQUESTRESPONSE']._serialized_end=1051
-  _globals['_TOKENIZEREQUEST']._serialized_start=1053
-  _globals['_TOKENIZEREQUEST']._serialized_end=1135
-  _globals['_TOKENIZERESPONSE']._serialized_start=1137
-  _globals['_TOKENIZERESPONSE']._serialized_end=1174
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1176
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1214
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1216
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1250
-  _globals['_LISTMODELSREQUEST']._serialized_start=1252
-  _globals['_LISTMODELSREQUEST']._serialized_end=1310
-  _globals['_MODEL']._serialized_start=1312
-  _globals['_MODEL']._serialized_end=1375
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1377
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1456
-  _globals['_GENERATIONSERVICE']._serialized_start=1459
-  _globals['_GENERATIONSERVICE']._serialized_end=1852
+  _globals['_TOOLCALL']._serialized_start=65
+  _globals['_TOOLCALL']._serialized_end=120
+  _globals['_CHATMESSAGE']._serialized_start=122
+  _globals['_CHATMESSAGE']._serialized_end=248
+  _globals['_CHATPROMPT']._serialized_start=251
+  _globals['_CHATPROMPT']._serialized_end=405
+  _globals['_TOKENIDS']._serialized_start=407
+  _globals['_TOKENIDS']._serialized_end=430
+  _globals['_GENERATEREQUEST']._serialized_start=433
+  _globals['_GENERATEREQUEST']._serialized_end=791
+  _globals['_GENERATERESPONSE']._serialized_start=794
+  _globals['_GENERATERESPONSE']._serialized_end=1011
+  _globals['_GENERATEFINAL']._serialized_start=1014
+  _globals['_GENERATEFINAL']._serialized_end=1145
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=1147
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=1189
+  _globals['_CANCELREQUESTRESPONSE']._serialized_start=1191
+  _globals['_CANCELREQUESTRESPONSE']._serialized_end=1229
+  _globals['_TOKENIZEREQUEST']._serialized_start=1231
+  _globals['_TOKENIZEREQUEST']._serialized_end=1313
+  _globals['_TOKENIZERESPONSE']._serialized_start=1315
+  _globals['_TOKENIZERESPONSE']._serialized_end=1352
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1354
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1392
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1394
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1428
+  _globals['_LISTMODELSREQUEST']._serialized_start=1430
+  _globals['_LISTMODELSREQUEST']._serialized_end=1488
+  _globals['_MODEL']._serialized_start=1490
+  _globals['_MODEL']._serialized_end=1553
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1555
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1634
+  _globals['_GENERATIONSERVICE']._serialized_start=1637
+  _globals['_GENERATIONSERVICE']._serialized_end=2030
 # @@protoc_insertion_point(module_scope)

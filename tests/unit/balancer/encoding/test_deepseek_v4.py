@@ -1,71 +1,94 @@
-"""The conversation form of DeepSeek-V4, against digests of the vendor's own encoder."""
+"""The conversation form of DeepSeek-V4 and V4.1, against prompts of the vendor's own encoder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from balancer.encoding.deepseek_v4 import render, speaks
-from balancer.text import ChatTurn, TextCodec, TextError
+from balancer.encoding.deepseek_v4 import DSML, FORMS, SYSTEM, V4, V41, missing_token, render
+from balancer.encoding.turns import ChatTurn, ToolCall
 
-MODEL = Path(__file__).parents[4] / "models" / "tiny-v4"
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-# First 16 digits of SHA-256 over UTF-8, and the length in characters, of one user turn `Hi`.
-GOLDEN = {False: ("43a8b16635804295", 52), True: ("a6fa0c69a02bebdd", 51)}
+CASES = json.loads((Path(__file__).parent / "data" / "prompts.json").read_text())["cases"]
+HI = [ChatTurn(role="user", content="Hi")]
 
 
-@pytest.mark.parametrize("thinking", [False, True])
-def test_one_turn_is_the_vendors_byte_for_byte(thinking: bool) -> None:
-    text = render([("user", "Hi")], bos=BOS, eos=EOS, thinking=thinking)
-    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-    assert (digest, len(text)) == GOLDEN[thinking]
+def turn(fields: dict[str, Any]) -> ChatTurn:
+    calls = tuple(ToolCall(**call) for call in fields.get("tool_calls", ()))
+    return ChatTurn(**{**fields, "tool_calls": calls})
 
 
-def test_turns_follow_each_other() -> None:
-    turns = [("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "c")]
-    text = render(turns, bos=BOS, eos=EOS, thinking=True)
-    assert text == (
-        f"{BOS}Be brief.<｜User｜>a<｜Assistant｜></think>b{EOS}<｜User｜>c<｜Assistant｜><think>"
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_prompts_are_the_vendors_byte_for_byte(case: dict[str, Any]) -> None:
+    text = render(
+        FORMS[case["form"]],
+        [turn(fields) for fields in case["turns"]],
+        bos=BOS,
+        eos=EOS,
+        thinking=case["thinking"],
+        effort=case["effort"],
+        tools=case["tools"],
+        drop_thinking=case["drop_thinking"],
     )
+    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    assert (len(text), digest) == (case["length"], case["sha256"]), text
 
 
-def test_it_needs_the_tokens() -> None:
-    assert speaks(lambda token: 1)
-    assert not speaks(lambda token: None if token == "<think>" else 1)
+@pytest.mark.parametrize(
+    ("form", "thinking", "effort", "length", "digest"),
+    [
+        (V4, False, "", 52, "43a8b16635804295"),
+        (V41, False, "", 52, "43a8b16635804295"),
+        (V4, True, "low", 51, "a6fa0c69a02bebdd"),
+        (V4, True, "high", 527, "1bcdbbd0c9b620fd"),
+        (V4, True, "max", 577, "c373b4e8c82cedaf"),
+        (V41, True, "low", 152, "a1985ac9f8739ae1"),
+        (V41, True, "high", 152, "41e136346aced970"),
+        (V41, True, "max", 153, "ac1cc915521edbb9"),
+        (V41, True, "", 152, "41e136346aced970"),
+        (V41, True, "75", 152, "41e136346aced970"),
+    ],
+)
+def test_every_effort_is_the_vendors(
+    form: Any, thinking: bool, effort: str, length: int, digest: str
+) -> None:
+    text = render(form, HI, bos=BOS, eos=EOS, thinking=thinking, effort=effort)
+    assert (len(text), hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]) == (length, digest)
 
 
-def without_template(tmp_path: Path, **config: object) -> TextCodec:
-    for path in MODEL.glob("*.json"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    for name, changes in (
-        ("tokenizer_config.json", {"chat_template": None}),
-        ("config.json", config),
-    ):
-        path = tmp_path / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}), encoding="utf-8")
-    return TextCodec(tmp_path)
+def test_efforts_that_there_are_not() -> None:
+    assert V4.effort_text("75") is None
+    for effort in ("0", "101", "1.5", "much"):
+        assert V41.effort_text(effort) is None
 
 
-def test_a_model_without_a_template_is_encoded_like_one_with_it(tmp_path: Path) -> None:
-    turns = [
-        ChatTurn(role="system", content="Be brief."),
-        ChatTurn(role="user", content="Hi"),
-        ChatTurn(role="assistant", content="Ho"),
-        ChatTurn(role="user", content="Hm"),
-    ]
-    coded = without_template(tmp_path)
-    assert coded.encode_chat(turns) == TextCodec(MODEL).encode_chat(turns)
-    assert coded.encode_chat(turns, thinking=True, effort="low")[-1] == 5
-    with pytest.raises(TextError, match="'max' is not part") as caught:
-        coded.encode_chat(turns, thinking=True, effort="max")
-    assert caught.value.field == "chat.reasoning_effort"
+def test_a_system_text_in_the_middle_is_marked_where_the_form_has_a_mark() -> None:
+    turns = [*HI, ChatTurn(role="assistant", content="Yes"), ChatTurn(role="system", content="S")]
+    old = render(V4, turns, bos=BOS, eos=EOS, thinking=False)
+    assert old.endswith(f"Yes{EOS}S<｜Assistant｜></think>")
+    new = render(V41, turns, bos=BOS, eos=EOS, thinking=False)
+    assert new.endswith(f"Yes{EOS}{SYSTEM}S<｜Assistant｜></think>")
 
 
-def test_other_families_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TextError, match="no chat template"):
-        without_template(tmp_path, model_type="other").encode_chat(
-            [ChatTurn(role="user", content="Hi")]
-        )
+def test_the_new_form_names_its_elements_with_a_space() -> None:
+    call = ToolCall(name="f", arguments='{"a": "x"}')
+    turns = [*HI, ChatTurn(role="assistant", content="", tool_calls=(call,))]
+    text = render(V41, turns, bos=BOS, eos=EOS, thinking=False, tools=('{"name": "f"}',))
+    assert f'<{DSML} invoke name="f">\n<{DSML} parameter name="a" string="true">x' in text
+    assert f"\n\n<{DSML} calls>\n" in text
+    assert "tool_calls" not in text
+
+
+def test_tokens_that_are_missing_are_named() -> None:
+    def without(token: str) -> Any:
+        return lambda asked: None if asked == token else 1
+
+    assert missing_token(V4, without(SYSTEM), has_tools=True) is None
+    assert missing_token(V41, without(SYSTEM), has_tools=False) == SYSTEM
+    assert missing_token(V4, without(DSML), has_tools=False) is None
+    assert missing_token(V4, without(DSML), has_tools=True) == DSML
+    assert missing_token(V4, without("<think>"), has_tools=False) == "<think>"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
+from balancer.encoding.deepseek_v4 import V4
+from balancer.encoding.dsml import ToolCallParser
 from balancer.http.answers import Answer, Counts, Form
 from balancer.http.asked import Asked
 from balancer.http.reasoning import ReasoningSplitter
@@ -195,3 +198,34 @@ def test_running_counts_and_several_prompts() -> None:
     assert usage["total_tokens"] == 12
     assert [item["index"] for item in choices] == [0, 1]
     assert Counts(prompt=1) + Counts(prompt=2, cached=1) == Counts(prompt=3, cached=1)
+
+
+def test_calls_of_tools_are_objects_of_their_own() -> None:
+    text = (
+        'So\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+    )
+    call = {"id": "c_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    for size in (1, 7, len(text)):
+        made, one = form(is_chat=True), answer()
+        one.calls = ToolCallParser(V4, "c")
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        chunks = [choice(made.chunk(one, delta(piece)))["delta"] for piece in pieces]
+        last = choice(made.end(one, dataclasses.replace(FINAL, text="")))
+        told = [item for chunk in chunks for item in chunk.get("tool_calls", ())]
+        assert told == [{"index": 0, **call}]
+        assert "".join(chunk.get("content") or "" for chunk in chunks) == "So"
+        assert last["finish_reason"] == "tool_calls"
+        message = choice(made.whole([one]))["message"]
+        assert (message["content"], message["tool_calls"]) == ("So", [call])
+
+
+def test_an_answer_that_calls_nothing_is_text() -> None:
+    made, one = form(is_chat=True), answer()
+    one.calls = ToolCallParser(V4)
+    first = choice(made.chunk(one, delta("a <")))["delta"]
+    last = choice(made.end(one, FINAL))
+    assert (first["content"], last["delta"]["content"]) == ("a ", "<!")
+    assert last["finish_reason"] == "stop"
+    assert choice(made.whole([one]))["message"] == {"role": "assistant", "content": "a <!"}

@@ -116,73 +116,7 @@ def test_streams() -> None:
         chat(stream_options={"include_usage": True})
 
 
-def test_turns() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": parts, "name": "Ann"},
-        {"role": "assistant", "content": None, "reasoning_content": "hm"},
-    ]
-    turns = chat(messages=messages).messages[0].chat.messages
-    assert [(t.role, t.content) for t in turns] == [
-        ("system", "Be brief."),
-        ("user", "a\nb"),
-        ("assistant", ""),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        (None, "messages: there are none"),
-        ("Hi", "is not a list"),
-        (["Hi"], r"messages\[0\]: \"Hi\" is not an object"),
-        ([{"role": "tool", "content": "x"}], "tool calls are not part of this version"),
-        ([{"role": "user", "content": 3}], r"messages\[0\].content: 3 is not a string"),
-        (
-            [{"role": "user", "content": [{"type": "image_url"}]}],
-            r'messages\[0\].content\[0\].type: "image_url": only text',
-        ),
-    ],
-)
-def test_conversations_that_are_none(messages: object, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        chat(messages=messages)
-
-
-@pytest.mark.parametrize(
-    ("body", "thinking", "effort"),
-    [
-        ({}, None, ""),
-        ({"thinking": {"type": "enabled"}}, True, ""),
-        ({"thinking": {"type": "disabled"}}, False, ""),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, True, ""),
-        ({"chat_template_kwargs": {"thinking": False, "reasoning_effort": "ultra"}}, False, "max"),
-        (
-            {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}},
-            True,
-            "",
-        ),
-        ({"reasoning_effort": "medium"}, None, "high"),
-        ({"reasoning_effort": "minimal"}, None, "low"),
-        ({"reasoning_effort": "none"}, False, ""),
-    ],
-)
-def test_the_switch_for_thinking(body: dict[str, Any], thinking: bool | None, effort: str) -> None:
-    prompt = chat(**body).messages[0].chat
-    assert (prompt.thinking if prompt.HasField("thinking") else None) == thinking
-    assert prompt.reasoning_effort == effort
-
-
-def test_switches_that_are_none() -> None:
-    with pytest.raises(InvalidRequest, match=r'thinking\.type: "maybe": send "enabled"'):
-        chat(thinking={"type": "maybe"})
-    with pytest.raises(InvalidRequest, match='reasoning_effort: "much": send one of none'):
-        chat(reasoning_effort="much")
-
-
 REFUSED: list[tuple[str, object]] = [
-    ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
     ("functions", [{}]),
     ("response_format", {"type": "json_object"}),

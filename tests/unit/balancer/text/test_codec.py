@@ -91,7 +91,7 @@ def test_a_conversation_goes_through_the_template() -> None:
     ("turns", "field", "message"),
     [
         ([], "chat.messages", "empty"),
-        ([ChatTurn(role="tool", content="x")], "chat.messages[0].role", "'tool' is unknown"),
+        ([ChatTurn(role="poet", content="x")], "chat.messages[0].role", "'poet' is unknown"),
     ],
 )
 def test_conversations_that_cannot_be_encoded(
