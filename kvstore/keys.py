@@ -70,13 +70,14 @@ def flat_view(buffer: Buffer) -> memoryview:
 
 
 class Component(enum.IntEnum):
-    """What a payload is. RECORD is an index record or a ticket body."""
+    """What a payload is. RECORD is an index record or a ticket body, WRITER a note for traces."""
 
     RECORD = 0
     KV = 1
     STATE = 2
     TAIL_KV = 3
     TAIL_STATE = 4
+    WRITER = 5
 
     @property
     def kind(self) -> str:

@@ -33,6 +33,7 @@ from kvstore.payloads.freshness import Refreshed
 from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.reading import ReadRequest, read, read_with_digests
 from kvstore.payloads.sealing import PayloadRef, block_refs
+from kvstore.payloads.writers import note_writer, noted, writers_of
 from kvstore.pressure import Pressure, may_be_pressed, measure_pressure
 from kvstore.statistics import Counters, Observer, StoreStatistics, counted
 from kvstore.ticket import HandoffDraft, Ticket, TokenChain
@@ -266,6 +267,24 @@ class KvStore:
     def put_state(self, block_hash: bytes, payload: Buffer, *, attempt: int) -> bytes:
         """Writes the boundary state at the end of a block; as `put_block`."""
         return self._put(Component.STATE, [(block_hash, payload)], attempt)[0]
+
+    # Traces
+
+    def note_writer(self, hashes: Sequence[bytes], first: int, context: str) -> None:
+        """Leaves a trace context beside some of the blocks [first, end) of a chain; advisory.
+
+        Args:
+            hashes: Chain hashes of all blocks up to the end.
+            context: `traceparent` of the span that wrote them.
+        """
+        names = [hashes[idx] for idx in noted(first, len(hashes))]
+        if names:
+            life_ms = int(self._config.cache_ttl_s * 1000)
+            note_writer(self._payloads, names, context, life_ms)
+
+    def writers(self, hashes: Sequence[bytes], limit: int) -> list[str]:
+        """Trace contexts of the newest writers of a chain, each once, newest first; advisory."""
+        return writers_of(self._payloads, hashes, limit)
 
     # Hand-offs
 

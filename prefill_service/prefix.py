@@ -12,12 +12,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.errors import BlockCorrupt, BlockMissing
+from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError
 from kvstore.keys import Buffer, combine_digests, payload_digest
 from kvstore.resume import ResumePlan, plan_resume
 from kvstore.store import KvStore
 from runtime.metrics import Metrics
-from runtime.telemetry import current
+from runtime.telemetry import Span, current
+from runtime.tracing.propagation import parse_traceparent
+from runtime.tracing.table import MAX_PREFIX_LINKS
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +109,8 @@ class PrefixLoader:
                             "disagg.kv.bytes": prefix.num_bytes,
                         }
                     )
+                    if span.is_recording:
+                        self._link_writers(span, block_hashes[: plan.num_blocks])
                 return prefix
             except (BlockMissing, BlockCorrupt) as error:
                 self._metrics.count("disagg_prefix_fallback_total", cause=error.cause)
@@ -115,6 +119,16 @@ class PrefixLoader:
                 logger.warning("stored prefix not usable, trying a shorter one: %s", error)
                 usable = plan.num_blocks - 1 if error.kind == "state" else error.index
         return None
+
+    def _link_writers(self, span: Span, block_hashes: Sequence[bytes]) -> None:
+        """Points to the spans that wrote a prefix, as far as they are known."""
+        try:
+            contexts = self._store.writers(block_hashes, MAX_PREFIX_LINKS)
+        except KvStoreError as error:
+            logger.debug("the writers of a prefix are not known: %s", error)
+            return
+        for context in contexts:
+            span.link(parse_traceparent(context), "kv_prefix_reuse")
 
     def _count_lookup(self, num_asked: int, num_found: int, num_usable: int) -> None:
         """Blocks behind the last place to resume from are there, but of no use."""

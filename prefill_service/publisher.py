@@ -16,6 +16,7 @@ and holds no bytes.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -24,7 +25,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.handoff import KvLayout
-from kvstore.errors import BlockCorrupt, BlockMissing
+from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError
 from kvstore.store import KvStore
 from kvstore.ticket import HandoffDraft, Ticket
 from prefill_service.boundary import BoundaryPolicy
@@ -33,6 +34,8 @@ from prefill_service.tracing import PublishSpans
 from runtime.budget import Grant
 from runtime.metrics import Metrics
 from runtime.offload import offload
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +206,25 @@ class Publication:
                 lambda: self._store.commit(draft),
                 dispose=lambda ticket: self._store.abort(ticket.handoff_id),
             )
+        self._note_writer(traceparent)
         self.spans.end()
         self._published_bytes += len(draft.tail_kv) + len(draft.tail_state)
         self._grant.give_back()
         return ticket
+
+    def _note_writer(self, traceparent: str) -> None:
+        """Tells later traces whose blocks they use; nobody waits for it."""
+        plan = self._plan
+        if not self.spans.span.is_recording:
+            return
+
+        def note() -> None:
+            try:
+                self._store.note_writer(plan.block_hashes, len(plan.stored_digests), traceparent)
+            except KvStoreError as error:
+                logger.debug("request %s: no note of its blocks: %s", plan.request_id, error)
+
+        self._writers.submit(note)
 
     async def __aenter__(self) -> Self:
         return self

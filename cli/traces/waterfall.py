@@ -20,7 +20,7 @@ _PARTS = " ▏▎▍▌▋▊▉"
 _MARK = "◆"
 _MARKED = ("first_token",)
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
-_TIMES_CHARS = 19
+_FIXED_CHARS = 23  # two times of nine, and the gaps
 
 
 class Waterfall:
@@ -54,7 +54,7 @@ class Waterfall:
         names = max(len(_name(node)) for node in self._nodes)
         columns = min(max(columns, MIN_COLUMNS), MAX_COLUMNS)
         # The bars get at least a third of the line.
-        room = columns - self._process_chars - _TIMES_CHARS - 3
+        room = columns - self._process_chars - _FIXED_CHARS
         self._name_chars = min(names, room - columns // 3)
         self._bar_chars = room - self._name_chars
 
@@ -132,7 +132,7 @@ class Waterfall:
         """A note that has no room beside its bar: below the name, over the rest of the line."""
         guide = _guide(node) + ("│  " if node.has_children else "   ")
         indent = " " * (self._process_chars + 1) + guide
-        width = self._process_chars + self._name_chars + _TIMES_CHARS + self._bar_chars + 3
+        width = self._process_chars + self._name_chars + _FIXED_CHARS + self._bar_chars
         for line in _wrapped(note, max(20, width - len(indent))):
             yield f"{indent}{self._dim(line)}"
 

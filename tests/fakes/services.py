@@ -38,7 +38,7 @@ from prefill_service.prefill import (
 )
 from runtime.budget import Budget
 from runtime.channel import open_channel
-from runtime.clock import ManualClock, SystemClock
+from runtime.clock import Clock, ManualClock, SystemClock
 from runtime.errors import ErrorMap
 from runtime.metrics import Metrics
 from runtime.serve import DrainSettings, Host, ListenSettings
@@ -227,9 +227,11 @@ async def running_rig(
     window_replay_tokens: int = 10**9,
     prefill: dict[str, int] | None = None,
     decode: dict[str, int] | None = None,
+    credit_clock: Clock | None = None,
 ) -> AsyncIterator[Rig]:
     """Starts both ranks; stops them and checks the engines at the end."""
-    clock, credit_clock, metrics = SystemClock(), ManualClock(), Metrics()
+    clock, metrics = SystemClock(), Metrics()
+    manual_clock = ManualClock()
     backend = StagedBackend(time.monotonic)
     layout = ToyLayout(window_replay_tokens)
     store = KvStore(
@@ -281,7 +283,7 @@ async def running_rig(
                 fingerprint=layout.fingerprint,
                 credits=Credits(ttl_s=5.0),
                 budget=decode_budget,
-                clock=credit_clock,
+                clock=credit_clock or manual_clock,
                 metrics=metrics,
             ),
             prefill_engine=prefill_engine,
@@ -295,7 +297,7 @@ async def running_rig(
             prefetch_budget=prefetch_budget,
             prefetches=prefetches,
             metrics=metrics,
-            credit_clock=credit_clock,
+            credit_clock=manual_clock,
             layout=layout,
             fetcher=fetcher,
         )

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as OtelSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
 from runtime.clock import Clock, SystemClock
 from runtime.telemetry import Span
@@ -22,6 +25,7 @@ class Recorded:
 
     tracer: OtelTracer
     exporter: InMemorySpanExporter
+    open: OpenSpans
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
@@ -38,12 +42,45 @@ class Recorded:
         return span
 
 
+class OpenSpans(SpanProcessor):
+    """Names of the spans that began and did not end."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, str] = {}
+
+    def on_start(self, span: OtelSpan, parent_context: Context | None = None) -> None:
+        self._open[span.get_span_context().span_id] = span.name
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._open.pop(span.context.span_id)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._open.values())
+
+
 def recorded(
-    *, clock: Clock | None = None, samples: bool = True, duplicates_rpc: bool = False
+    *,
+    clock: Clock | None = None,
+    samples: bool = True,
+    duplicates_rpc: bool = False,
+    beside: Recorded | None = None,
+    role: str = "",
 ) -> Recorded:
-    """A tracer that keeps its spans."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(sampler=ALWAYS_ON if samples else ALWAYS_OFF, shutdown_on_exit=False)
+    """A tracer that keeps its spans.
+
+    Args:
+        beside: Keep them where this one keeps its own, as other processes of one system do.
+        role: Of its process.
+    """
+    exporter = InMemorySpanExporter() if beside is None else beside.exporter
+    unfinished = OpenSpans() if beside is None else beside.open
+    provider = TracerProvider(
+        sampler=ParentBased(ALWAYS_ON if samples else ALWAYS_OFF),
+        shutdown_on_exit=False,
+        resource=Resource({"disagg.role": role}),
+    )
+    provider.add_span_processor(unfinished)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = OtelTracer(
         provider,
@@ -51,7 +88,7 @@ def recorded(
         clock=clock or SystemClock(),
         duplicates_rpc=duplicates_rpc,
     )
-    return Recorded(tracer, exporter)
+    return Recorded(tracer, exporter, unfinished)
 
 
 @contextmanager
