@@ -91,7 +91,8 @@ def test_vectors_of_all_members_are_gathered(run_ranks):
         mine = torch.tensor([channel.rank, 5 - channel.rank])
         return channel.all_gather(mine, "vote").tolist()
 
-    assert run_ranks(3, rank_main) == dict.fromkeys(range(3), [[0, 5], [1, 4], [2, 3]])
+    gathered = [[0, 5], [1, 4], [2, 3]]
+    assert run_ranks(3, rank_main) == {0: gathered, 1: gathered, 2: gathered}
 
 
 def test_a_rank_that_died_in_an_exchange_is_named_once_its_supervisor_knows(run_ranks):
