@@ -49,6 +49,7 @@ def launched(
     prefill_layout: str = "",
     decode_layout: str = "",
     http_port: int | None = None,
+    has_traces: bool = False,
     flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[System]:
     """A real system of the bundled model, started from the source tree.
@@ -64,6 +65,7 @@ def launched(
         prefill_layout=prefill_layout,
         decode_layout=decode_layout,
         http_port=http_port,
+        has_traces=has_traces,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
