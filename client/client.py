@@ -15,6 +15,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
 
 from client.calls import (
     EXPLAIN_S,
@@ -28,6 +29,7 @@ from client.checks import check_text, check_token_ids
 from client.decisions import Decision, decisions_of
 from client.errors import ClientError
 from client.generating import AsyncGenerating, Generating
+from client.tracing import GENERATE, traced
 from client.transport import Access, open_aio_channel, open_channel
 from client.types import Chunk, Prompt, Sampling, Targets
 from client.wire import Answer, make_request
@@ -54,6 +56,7 @@ class Client(Generating):
     ) -> None:
         check_text("address", address)
         access = access or Access()
+        self._address = address
         self._metadata = access.metadata
         self._channel = open_channel(address, access)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
@@ -151,14 +154,15 @@ class Client(Generating):
     def _read(
         self, request: generation_pb2.GenerateRequest, answer: Answer, timeout_s: float
     ) -> Generator[Chunk]:
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
-        try:
-            with errors_of(answer):
-                for message in call:
-                    yield answer.take(message)
-        finally:
-            call.cancel()
-        answer.check_end()
+        with traced(GENERATE, self._address, answer.request_id, self._metadata) as metadata:
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+            try:
+                with errors_of(answer):
+                    for message in call:
+                        yield answer.take(message)
+            finally:
+                call.cancel()
+            answer.check_end()
 
 
 class AsyncClient(AsyncGenerating):
@@ -181,6 +185,7 @@ class AsyncClient(AsyncGenerating):
     ) -> None:
         check_text("address", address)
         access = access or Access()
+        self._address = address
         self._metadata = access.metadata
         self._channel = open_aio_channel(address, access)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
@@ -214,20 +219,15 @@ class AsyncClient(AsyncGenerating):
                 priority=priority,
                 targets=targets,
             )
-            call = self._stub.Generate(
-                request, timeout=timeout_s or self._timeout_s, metadata=self._metadata
-            )
+            stream = self._read(request, answer, timeout_s or self._timeout_s)
             try:
-                with errors_of(answer):
-                    async for message in call:
-                        yield answer.take(message)
-                answer.check_end()
+                async with aclosing(stream) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
                 return
             except ClientError as error:
                 if not may_resume(error, answer, resumes, self._max_resumes):
                     raise
-            finally:
-                call.cancel()
             await asyncio.sleep(pause_s(resumes))
 
     async def cancel(self, request_id: str) -> bool:
@@ -285,3 +285,16 @@ class AsyncClient(AsyncGenerating):
     async def close(self) -> None:
         """Closes the connection; running streams are cancelled."""
         await self._channel.close()
+
+    async def _read(
+        self, request: generation_pb2.GenerateRequest, answer: Answer, timeout_s: float
+    ) -> AsyncGenerator[Chunk]:
+        with traced(GENERATE, self._address, answer.request_id, self._metadata) as metadata:
+            call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+            try:
+                with errors_of(answer):
+                    async for message in call:
+                        yield answer.take(message)
+            finally:
+                call.cancel()
+            answer.check_end()

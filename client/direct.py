@@ -27,6 +27,7 @@ from client.checks import check_text
 from client.errors import ClientError
 from client.generating import AsyncGenerating, Generating
 from client.routed import RoutedAnswer
+from client.tracing import DECODE, ROUTE, traced
 from client.transport import Access, open_aio_channel, open_channel
 from client.types import Chunk, Prompt, Sampling, Targets
 from client.wire import make_request
@@ -59,6 +60,7 @@ class AsyncDirectClient(AsyncGenerating):
     ) -> None:
         check_text("address", address)
         self._access = access or Access()
+        self._address = address
         self._metadata = self._access.metadata
         self._channels: dict[str, grpc.aio.Channel] = {}
         balancer = self._channel(address)
@@ -111,9 +113,12 @@ class AsyncDirectClient(AsyncGenerating):
             await channel.close()
 
     async def _read(self, answer: RoutedAnswer, timeout_s: float) -> AsyncGenerator[Chunk]:
-        with errors_of(answer):
+        with (
+            traced(ROUTE, self._address, answer.request_id, self._metadata) as metadata,
+            errors_of(answer),
+        ):
             response = await self._routing.Route(
-                answer.route_request(), timeout=timeout_s, metadata=self._metadata
+                answer.route_request(), timeout=timeout_s, metadata=metadata
             )
         chunk = answer.take_route(response)
         if not response.HasField("decode"):
@@ -121,18 +126,20 @@ class AsyncDirectClient(AsyncGenerating):
                 yield chunk
             return
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(response.decode.address))
-        # Before anything is handed out: a caller that leaves now has a call to cancel.
-        call = stub.Decode(response.decode.request, timeout=timeout_s)
-        try:
-            if chunk:
-                yield chunk
-            with errors_of(answer):
-                async for message in call:
-                    if chunk := answer.take_decode(message):
-                        yield chunk
-        finally:
-            call.cancel()
-        answer.check_end()
+        address = response.decode.address
+        with traced(DECODE, address, answer.request_id, ()) as metadata:
+            # Before anything is handed out: a caller that leaves now has a call to cancel.
+            call = stub.Decode(response.decode.request, timeout=timeout_s, metadata=metadata)
+            try:
+                if chunk:
+                    yield chunk
+                with errors_of(answer):
+                    async for message in call:
+                        if chunk := answer.take_decode(message):
+                            yield chunk
+            finally:
+                call.cancel()
+            answer.check_end()
 
     async def _text(self, answer: RoutedAnswer) -> str:
         if not answer.new_ids:
@@ -176,6 +183,7 @@ class DirectClient(Generating):
     ) -> None:
         check_text("address", address)
         self._access = access or Access()
+        self._address = address
         self._metadata = self._access.metadata
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
@@ -229,9 +237,12 @@ class DirectClient(Generating):
                 channel.close()
 
     def _read(self, answer: RoutedAnswer, timeout_s: float) -> Generator[Chunk]:
-        with errors_of(answer):
+        with (
+            traced(ROUTE, self._address, answer.request_id, self._metadata) as metadata,
+            errors_of(answer),
+        ):
             response: routing_pb2.RouteResponse = self._routing.Route(
-                answer.route_request(), timeout=timeout_s, metadata=self._metadata
+                answer.route_request(), timeout=timeout_s, metadata=metadata
             )
         chunk = answer.take_route(response)
         if not response.HasField("decode"):
@@ -239,18 +250,20 @@ class DirectClient(Generating):
                 yield chunk
             return
         stub = decode_pb2_grpc.DecodeServiceStub(self._channel(response.decode.address))
-        # Before anything is handed out: a caller that leaves now has a call to cancel.
-        call = stub.Decode(response.decode.request, timeout=timeout_s)
-        try:
-            if chunk:
-                yield chunk
-            with errors_of(answer):
-                for message in call:
-                    if chunk := answer.take_decode(message):
-                        yield chunk
-        finally:
-            call.cancel()
-        answer.check_end()
+        address = response.decode.address
+        with traced(DECODE, address, answer.request_id, ()) as metadata:
+            # Before anything is handed out: a caller that leaves now has a call to cancel.
+            call = stub.Decode(response.decode.request, timeout=timeout_s, metadata=metadata)
+            try:
+                if chunk:
+                    yield chunk
+                with errors_of(answer):
+                    for message in call:
+                        if chunk := answer.take_decode(message):
+                            yield chunk
+            finally:
+                call.cancel()
+            answer.check_end()
 
     def _text(self, answer: RoutedAnswer) -> str:
         if not answer.new_ids:
