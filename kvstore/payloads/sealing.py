@@ -87,11 +87,12 @@ def seal(
     """
     view = flat_view(payload)
     if len(view) <= segment_bytes:
-        segments: tuple[memoryview, ...] = (view,)
-    else:
-        segments = tuple(
-            view[start : start + segment_bytes] for start in range(0, len(view), segment_bytes)
-        )
+        digest = payload_digest(view)
+        header = _header(ref, 0, 1, len(view), digest, fingerprint)
+        return SealedPayload(ref, (header,), (view,), (digest,))
+    segments = tuple(
+        view[start : start + segment_bytes] for start in range(0, len(view), segment_bytes)
+    )
     if len(segments) > MAX_SEGMENTS:
         raise ValueError(
             f"{ref.component.kind} payload has {len(view)} bytes, "
@@ -113,19 +114,29 @@ def _with_headers(
     fingerprint: bytes,
 ) -> SealedPayload:
     num_segments = len(segments)
-    flags = flags_of(ref.component, num_segments)
-    headers = [
-        pack_header(
-            fingerprint=fingerprint,
-            name=ref.name,
-            component=ref.component,
-            segment=number,
-            num_segments=num_segments,
-            num_bytes=len(segments[number]),
-            digest=digests[number],
-            flags=flags,
-            attempt=ref.attempt,
-        )
-        for number in range(num_segments)
-    ]
-    return SealedPayload(ref, tuple(headers), segments, digests)
+    headers = tuple(
+        _header(ref, number, num_segments, len(segment), digest, fingerprint)
+        for number, (segment, digest) in enumerate(zip(segments, digests, strict=True))
+    )
+    return SealedPayload(ref, headers, segments, digests)
+
+
+def _header(
+    ref: PayloadRef,
+    number: int,
+    num_segments: int,
+    num_bytes: int,
+    digest: bytes,
+    fingerprint: bytes,
+) -> bytes:
+    return pack_header(
+        fingerprint=fingerprint,
+        name=ref.name,
+        component=ref.component,
+        segment=number,
+        num_segments=num_segments,
+        num_bytes=num_bytes,
+        digest=digest,
+        flags=flags_of(ref.component, num_segments),
+        attempt=ref.attempt,
+    )
