@@ -138,9 +138,12 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    async def picture(self, path: Path) -> None:
-        """Writes the whole page as PNG."""
-        answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    async def picture(self, path: Path, *, height: int | None = None) -> None:
+        """Writes the page as PNG: all of it, or so many of its upper pixels."""
+        size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
+        clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
+        clip["height"] = height or size["height"]
+        answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(answer["data"]))
 
     def take(self, method: str, parameters: dict[str, Any]) -> None:

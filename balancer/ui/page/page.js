@@ -7,6 +7,7 @@
 const PERIOD_MS = 1000;
 const PATIENCE_MS = 4000;
 const MAX_ROWS = 12; // of candidates in a record
+const FEW = 6; // ranks for which there is room to tell each in words
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
 
@@ -102,7 +103,7 @@ const startOne = (role) => el("span", {}, "Start one with ",
 function top(state) {
   const { about, health } = state;
   draw("about", [about.model, `policy ${about.policy}`, `version ${about.version}`,
-    `up ${duration(about.uptime_s)}`].join("  ·  "));
+    `up ${duration(Math.round(about.uptime_s))}`].join("  ·  "));
   $("health").className = `health ${health.why ? "bad" : "good"}`;
   draw("health", health.why ? `Not serving: ${health.why}` : "Serving");
 }
@@ -120,7 +121,7 @@ function tiles(state) {
     tile("tokens", "Tokens per second", num(Math.round(requests.tokens_per_s)), "mean of 20 s"),
     tile("ttft", "First token", p50 === null ? "–" : duration(p50), "median of the last requests"),
     tile("prefill", "Prefill engines", `${num(prefill.ready)} of ${num(prefill.total)}`,
-      `${duration(prefill.quota_s)} of work ahead`),
+      prefill.quota_s ? `${duration(prefill.quota_s)} of work ahead` : "no work ahead"),
     tile("decode", "Decode ranks", `${num(decode.ready)} of ${num(decode.total)}`,
       `imbalance ${decode.imbalance.requests.toFixed(2)} / ${decode.imbalance.kv_tokens.toFixed(2)}`,
       "largest over mean, of requests and of KV tokens"));
@@ -184,7 +185,7 @@ function rankText(state, row) {
   const room = m.kv_capacity[row] ? ` of ${num(m.kv_capacity[row])}` : "";
   const doing = m.state[row] ? `: ${state.states[m.state[row]]}` : "";
   return `${m.id[row]}${doing} – ${num(m.requests[row])}${slots} requests, ` +
-    `${num(m.tokens[row])}${room} KV tokens, heard of ${ago(m.age_s[row])}`;
+    `${num(m.tokens[row])}${room} KV tokens, ${brief(m.age_s[row])} old`;
 }
 
 function heat(state, kind, name, values, limits, text) {
@@ -221,10 +222,23 @@ function decode(state) {
     (value > m.requests[best] || (value === m.requests[best] && m.tokens[row] > m.tokens[best]) ? row : best), 0);
   draw("decode-body", el("div", { class: "maps" },
     heat(state, "requests", "Requests", m.requests, m.slots, (value) => num(value)),
-    heat(state, "kv", "KV tokens", m.tokens, m.kv_capacity, (_, share) => (share ? `${Math.max(1, Math.round(share * 100))}` : "0"))),
+    heat(state, "kv", m.kv_capacity.some((x) => x > 0) ? "KV tokens, %" : "KV tokens", m.tokens, m.kv_capacity, (_, share) => (share ? `${Math.max(1, Math.round(share * 100))}` : "0"))),
     el("p", { class: "readout", id: "readout", "aria-live": selected < 0 ? "off" : "polite" },
       selected < 0 ? `Fullest: ${rankText(state, fullest)}` : rankText(state, selected)),
+    m.id.length <= FEW ? few(state) : null,
     left ? el("p", { class: "hint" }, `${num(left)} more ranks are not listed`) : null);
+}
+
+function few(state) {
+  const m = state.decode.members;
+  const of = (value, limit) => `${num(value)}${limit ? ` of ${num(limit)}` : ""}`;
+  return el("table", { class: "fixed few" }, el("thead", {}, el("tr", {},
+    el("th", { scope: "col", class: "w-request" }, "Rank"), el("th", { scope: "col", class: "num" }, "Requests"),
+    el("th", { scope: "col", class: "num" }, "KV tokens"), el("th", { scope: "col", class: "num" }, "Heartbeat"))),
+    el("tbody", {}, m.id.map((id, row) => el("tr", {}, el("th", { scope: "row", class: "clip", title: id }, id),
+      el("td", { class: "num" }, of(m.requests[row], m.slots[row])),
+      el("td", { class: "num" }, of(m.tokens[row], m.kv_capacity[row])),
+      el("td", { class: "num" }, m.state[row] ? state.states[m.state[row]] : `${brief(m.age_s[row])} ago`)))));
 }
 
 const PHASE_NAMES = { lookup: "look-up", queue: "admission", route: "placement", load: "prefix load",
