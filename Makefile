@@ -7,7 +7,7 @@
 #   make bench       measure; results go to standard output, one JSON object a line
 #   make proto       regenerate the wire code after a change of a .proto file
 #   make helm-path   print the path of a helm binary on the last line; installs it if needed
-#   make chart       regenerate schema, dashboards and golden renders of the chart, and lint it
+#   make chart       regenerate what follows from settings and boards, and lint the chart
 #   make venv        only set up
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
@@ -64,6 +64,7 @@ helm-path: | $(BIN)/python
 
 chart: $(STAMP_DEV)
 	$(BIN)/python -m charts.schema
+	$(BIN)/python -m charts.settings_page
 	$(BIN)/python -m charts.dashboards
 	$(BIN)/python -m charts.golden
 	"$$($(BIN)/python -m charts.fetch_helm)" lint --strict charts/disagg

@@ -167,3 +167,24 @@ def test_targets_of_prometheus_and_grafana_are_services(compose: dict[str, Any])
     assert str(Path(rules).parent) in [
         mount.split(":")[1] for mount in compose["services"]["prometheus"]["volumes"]
     ]
+
+
+def test_prometheus_scrapes_every_process_of_ours(compose: dict[str, Any]) -> None:
+    text = (ROOT / "docker" / "prometheus.yaml").read_text(encoding="utf-8")
+    scraped = {
+        target
+        for job in yaml.safe_load(text)["scrape_configs"]
+        for group in job["static_configs"]
+        for target in group["targets"]
+    }
+    served = set()
+    for name, service in compose["services"].items():
+        command = service.get("command", [])
+        if "--metrics-port" in command:
+            first = int(command[command.index("--metrics-port") + 1])
+            ranks = int(command[command.index("--ranks") + 1]) if "--ranks" in command else 1
+            served |= {f"{name}:{first + rank}" for rank in range(ranks)}
+    assert scraped == served
+    assert {target.partition(":")[0] for target in served} == {
+        *("balancer", "prefill", "decode", "janitor")
+    }
