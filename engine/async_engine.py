@@ -22,7 +22,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -67,6 +68,7 @@ class RequestHandle:
 
     def __init__(self, owner: AsyncEngine, request_id: str, queue_events: int) -> None:
         self.request_id = request_id
+        self.context = copy_context()
         self._owner = owner
         self._high = queue_events
         self._low = queue_events // 2
@@ -164,8 +166,9 @@ class AsyncEngine:
         idle_wait_s: longest sleep of an idle step loop; a new request ends it at once.
         stall_limit_s: age of the last progress above which the engine is not healthy; above the
             longest step and the time-out of collectives.
-        on_step: told how many seconds a step with sequences took, and how many they were; called
-            on the engine thread, so it must be quick. Placeholder steps are not told.
+        on_step: told how many seconds a step with sequences took, and for each of them the context
+            variables it was submitted with; called on the engine thread, so it must be quick.
+            Placeholder steps are not told.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class AsyncEngine:
         queue_events: int = 256,
         idle_wait_s: float = 0.5,
         stall_limit_s: float = 60.0,
-        on_step: Callable[[float, int], None] | None = None,
+        on_step: Callable[[float, Sequence[Context]], None] | None = None,
     ) -> None:
         if queue_events < 2:
             raise ValueError(f"queue_events is {queue_events}: give at least 2")
@@ -388,9 +391,13 @@ class AsyncEngine:
         step_began = self._clock()
         decision, events = self._engine.step()
         if self._on_step is not None:
-            num_rows = sum(isinstance(event, ChunkDone | TokenOut) for event in events)
-            if num_rows:
-                self._on_step(self._clock() - step_began, num_rows)
+            contexts = [
+                self._live[event.request_id].context
+                for event in events
+                if isinstance(event, ChunkDone | TokenOut)
+            ]
+            if contexts:
+                self._on_step(self._clock() - step_began, contexts)
         if not self._complete.is_set():
             self._call_loop(asyncio.Event.set, self._complete)
         self._publish(events)

@@ -196,9 +196,11 @@ class Tracer:
         del name, headers, attributes, may_begin
         return NO_SPAN
 
-    def root(self, name: SpanName, attributes: Attributes | None = None) -> Span:
-        """Begins a trace that belongs to no call."""
-        del name, attributes
+    def root(
+        self, name: SpanName, attributes: Attributes | None = None, *, at: float | None = None
+    ) -> Span:
+        """Begins a trace that belongs to no call; see `Span.child`."""
+        del name, attributes, at
         return NO_SPAN
 
     def close(self) -> None:

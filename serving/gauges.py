@@ -1,10 +1,12 @@
 """What an engine holds, as gauges that are read when somebody looks: nothing here costs a step."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextvars import Context
 
 from engine.async_engine import AsyncEngine
 from engine.config import EngineRole
 from runtime.metrics import Metrics
+from serving.steps import OnStep
 
 TIER = "all"
 """Members do not know length classes; they are the balancer's."""
@@ -45,13 +47,13 @@ def watch_engine(
     metrics.before_exposition(update)
 
 
-def step_observer(metrics: Metrics, kind: EngineRole) -> Callable[[float, int], None] | None:
+def step_observer(metrics: Metrics, kind: EngineRole) -> OnStep | None:
     """What a decode engine tells each step that has sequences; None for other engines."""
     if kind is not EngineRole.DECODE:
         return None
 
-    def observe(seconds: float, num_sequences: int) -> None:
+    def observe(seconds: float, contexts: Sequence[Context]) -> None:
         metrics.observe("disagg_decode_step_seconds", seconds)
-        metrics.observe("disagg_decode_batch_size", num_sequences)
+        metrics.observe("disagg_decode_batch_size", len(contexts))
 
     return observe

@@ -50,6 +50,7 @@ from serving.gauges import step_observer, watch_engine
 from serving.member import announcer, equipment
 from serving.role import Parts, Role
 from serving.settings import EngineProcessSettings
+from serving.steps import step_spans, together
 
 _log = get_logger(__name__)
 
@@ -223,11 +224,27 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
             closing(_open_store(settings, layout, member_id, number, clock))
         )
         store.observe(StoreMeasures(metrics))
+        version = installed_version("disagg")
+        tracer = await stack.enter_async_context(
+            tracing(
+                settings.tracing,
+                role=role.name,
+                version=version,
+                instance=member_id,
+                clock=clock,
+                dp_rank=str(number),
+                group=context.group_name,
+            )
+        )
         engine = AsyncEngine(
-            built.engine, clock=clock.now, on_step=step_observer(metrics, role.kind)
+            built.engine,
+            clock=clock.now,
+            on_step=together(
+                step_observer(metrics, role.kind),
+                step_spans(tracer, settings.tracing.step_interval, clock),
+            ),
         )
         watch_engine(metrics, engine, role.kind, block_tokens=layout.block_tokens)
-        version = installed_version("disagg")
         tell_build(metrics, role=role.name, version=version, fingerprint=store.fingerprint.hex())
         page = stack.enter_context(serving_page(metrics, settings.metrics, number))
         parts = Parts(
@@ -240,17 +257,6 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
             threads=threads,
         )
         service = role.open(parts)
-        tracer = await stack.enter_async_context(
-            tracing(
-                settings.tracing,
-                role=role.name,
-                version=version,
-                instance=member_id,
-                clock=clock,
-                dp_rank=str(number),
-                group=context.group_name,
-            )
-        )
         await run_rank(
             RankPlan(
                 role=role.name,

@@ -109,9 +109,12 @@ class OtelTracer(Tracer):
             name, "server", parent=parent, attributes=attributes, baggage=incoming.baggage
         )
 
-    def root(self, name: SpanName, attributes: Attributes | None = None) -> Span:
+    def root(
+        self, name: SpanName, attributes: Attributes | None = None, *, at: float | None = None
+    ) -> Span:
         """See `Tracer.root`."""
-        return self.begin(name, SPANS[name].kind, parent=None, attributes=attributes, baggage={})
+        kind = SPANS[name].kind
+        return self.begin(name, kind, parent=None, attributes=attributes, baggage={}, at=at)
 
     def begin(
         self,

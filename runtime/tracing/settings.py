@@ -48,6 +48,11 @@ class TracingSettings(Settings):
         help="seconds a span waits for others to be sent with; empty: as OTEL_ variables say",
         gt=0,
     )
+    step_interval: int = setting(
+        0,
+        help="of so many engine steps one becomes a trace, if sampled; 1000 is enough; 0: none",
+        ge=0,
+    )
     vllm_attributes: bool = setting(
         False, help="repeat times of a request in the names that vLLM uses"
     )

@@ -97,6 +97,7 @@ Attribute = Literal[
     "disagg.handoff_id",
     "disagg.queue",
     "disagg.steps",
+    "disagg.sequences",
     "disagg.tpot_ms",
     "disagg.max_gap_ms",
     "disagg.verified",
@@ -189,5 +190,5 @@ SPANS: Final[Mapping[SpanName, SpanRow]] = {
     "kvstore.commit": SpanRow(kind="client", attributes=_STORE, parent="prefill.publish"),
     "kvstore.get": SpanRow(kind="client", attributes=_STORE),
     "kvstore.lease": SpanRow(kind="client", attributes=_STORE, parent="decode.fetch"),
-    "engine.step": SpanRow(kind="internal", attributes=("disagg.steps",), links=("step_of",)),
+    "engine.step": SpanRow(kind="internal", attributes=("disagg.sequences",), links=("step_of",)),
 }

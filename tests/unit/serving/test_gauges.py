@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextvars import copy_context
 from typing import Any, cast
 
 import pytest
@@ -72,6 +73,6 @@ def test_steps_are_observed_on_decode_ranks(kind: EngineRole) -> None:
     observe = step_observer(metrics, kind)
     assert (observe is None) == (kind is EngineRole.PREFILL)
     if observe is not None:
-        observe(0.01, 3)
+        observe(0.01, [copy_context()] * 3)
         assert metrics.value("disagg_decode_step_seconds") == 1
         assert metrics.value("disagg_decode_batch_size") == 1

@@ -158,7 +158,7 @@ def test_roots_stand_for_themselves_and_what_ended_takes_nothing_more() -> None:
         root = found.tracer.root("engine.step")
         root.link(current().context, "step_of")
         root.end()
-        root.set({"disagg.steps": 1})
+        root.set({"disagg.sequences": 1})
         root.event("chunk")
         root.link(current().context, "step_of")
         root.fail(ValueError())
