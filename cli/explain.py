@@ -12,8 +12,6 @@ from cli.output import duration, plural, show, show_json, table
 from runtime.errors import ExitCode
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
     from disagg.v1 import routing_pb2
 
 _TIMEOUT_S = 60.0
@@ -67,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
             ExitCode.FAILED,
         )
     if options.json:
+        from disagg.plain import plain
+
         show_json(
             {"request_id": options.request_id, "decisions": [plain(item) for item in decisions]}
         )
@@ -79,8 +79,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _ask(address: str, options: argparse.Namespace) -> list[routing_pb2.Decision]:
-    from client.checks import check_text
     from client.calls import errors_of
+    from client.checks import check_text
     from client.transport import open_channel
     from disagg.v1 import routing_pb2, routing_pb2_grpc
 
@@ -181,21 +181,3 @@ def _sentence(change: routing_pb2.DecisionChange) -> str:
         f"if {_INPUTS.get(change.input, change.input)} of {_ROLES.get(change.role, 'member')} "
         f"{change.member_id} were {change.after:,.6g} instead of {change.before:,.6g}, {then}"
     )
-
-
-def plain(message: Message) -> dict[str, object]:
-    """A message as JSON values with the names of its fields; what is absent is null."""
-    return {field.name: _plain_value(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _plain_value(message: Message, field: Any) -> object:  # Any: descriptors have two classes
-    value = getattr(message, field.name)
-    if field.name == "role":
-        return _ROLES.get(value, "")
-    if field.is_repeated:
-        return [plain(item) if field.message_type else item for item in value]
-    if field.message_type is not None:
-        return plain(value)
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    return value
