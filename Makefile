@@ -7,6 +7,7 @@
 #   make bench       measure; results go to standard output, one JSON object a line
 #   make proto       regenerate the wire code after a change of a .proto file
 #   make helm-path   print the path of a helm binary on the last line; installs it if needed
+#   make browser-path  print the path of a headless Chromium; installs one if needed
 #   make chart       regenerate what follows from settings and boards, and lint the chart
 #   make venv        only set up
 
@@ -29,7 +30,7 @@ TESTS := $(wildcard tests/test_architecture.py tests/unit tests/contract tests/p
 	tests/golden tests/distributed tests/integration tests/charts)
 BENCHMARKS := engine serving overlap dispatch kv_transfer balancer simulator relay
 
-.PHONY: venv demo test test-slow lint bench proto helm-path chart clean
+.PHONY: venv demo test test-slow lint bench proto helm-path browser-path chart clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP_DEV)
@@ -62,9 +63,12 @@ proto: $(STAMP_DEV)
 helm-path: | $(BIN)/python
 	@$(BIN)/python -m charts.fetch_helm $(if $(HELM),--helm $(HELM))
 
+browser-path: | $(BIN)/python
+	@$(BIN)/python -m tests.fakes.fetch_browser
+
 chart: $(STAMP_DEV)
 	$(BIN)/python -m charts.schema
-	$(BIN)/python -m charts.settings_page
+	$(BIN)/python -m charts.reference
 	$(BIN)/python -m charts.dashboards
 	$(BIN)/python -m charts.golden
 	"$$($(BIN)/python -m charts.fetch_helm)" lint --strict charts/disagg

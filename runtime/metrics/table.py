@@ -359,7 +359,7 @@ _STORE_ROWS: tuple[Metric, ...] = (
     ),
     counter(
         "disagg_kv_evictions_total",
-        "Keys that the store dropped; abort: hand-offs given up.",
+        "Keys that the store dropped.",
         "cause",
         roles=(STORE,),
         known={"cause": ("memory", "ttl")},
@@ -389,10 +389,10 @@ _PROCESSES: tuple[Metric, ...] = (
     ),
     histogram(
         "rpc_client_call_duration_seconds",
-        "Calls made.",
+        "Calls made to members.",
         TTFT_BUCKETS,
         *("rpc_method", "rpc_response_status_code"),
-        roles=SERVING,
+        roles=(BALANCER,),
         has_exemplars=True,
     ),
     histogram(
