@@ -12,7 +12,6 @@ import base64
 import itertools
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -23,13 +22,8 @@ from typing import Any
 
 import pytest
 
-PROGRAMS = (
-    "chromium-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome-stable",
-    "google-chrome",
-)
+from tests.fakes.fetch_browser import Unavailable, browser_path
+
 _FLAGS = (
     "--headless",
     "--remote-debugging-pipe",
@@ -54,16 +48,12 @@ _ANSWER_S = 30.0
 _MAX_ANSWER_BYTES = 64 << 20
 
 
-def find_browser() -> str:
+async def find_browser() -> str:
     """Path of a Chromium; skips the test, and says what is missing, where there is none."""
-    named = os.environ.get("DISAGG_TEST_BROWSER", "")
-    found = [path for name in (named, *PROGRAMS) if name and (path := shutil.which(name))]
-    if not found:
-        pytest.skip(
-            f"no browser here, none of {', '.join(PROGRAMS)} is on the path: install one, e.g. "
-            "apt-get install chromium-headless-shell, or name its file in DISAGG_TEST_BROWSER"
-        )
-    return found[0]
+    try:
+        return str(await asyncio.to_thread(browser_path))
+    except Unavailable as error:
+        pytest.skip(f"NO BROWSER, THE STATUS PAGE IS NOT LOOKED AT: {error}")
 
 
 class Page:
@@ -216,7 +206,7 @@ class Browser:
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
     """A browser with a profile of its own; skips the test where there is none."""
-    program = find_browser()
+    program = await find_browser()
     flags = [*_FLAGS, *(("--no-sandbox",) if os.geteuid() == 0 else ())]
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
