@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from cli.local.launcher import System
+from cli.main import main
 from client import AsyncClient, ChatMessage, Sampling
 from disagg.facade import vllm_engine_pb2, vllm_engine_pb2_grpc
 from tests.fakes.holdings import nothing_is_held
@@ -29,7 +30,7 @@ MESSAGES = [{"role": "user", "content": USER}]
 
 @pytest.fixture(scope="module")
 def system() -> Iterator[System]:
-    with launched(decode_ranks=2, http_port=0) as running:
+    with launched(decode_ranks=2, http_port=0, has_traces=True) as running:
         assert running.http_address
         yield running
 
@@ -190,3 +191,49 @@ async def test_gateways_get_the_same_tokens(system: System) -> None:
             rest.append(message)
         assert rest[-1].complete.finish_reason == "abort"
     await nothing_is_held(system)
+
+
+async def test_the_waterfall_of_a_chat_covers_all_processes(
+    system: System, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace_id, named = "0af7651916cd43dd8448eb211c80319c", "traced-chat"
+    async with stock(system) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,  # type: ignore[arg-type]
+            max_tokens=12,
+            stream=True,
+            extra_headers={
+                "traceparent": f"00-{trace_id}-b7ad6b7169203331-01",
+                "x-request-id": named,
+            },
+        )
+        async for _ in stream:
+            pass
+    command = ["trace", named, "--address", system.address]
+    assert await asyncio.to_thread(main, [*command, "--json"]) == 0
+    (trace,) = json.loads(capsys.readouterr().out)["traces"]
+    assert trace["trace_id"] == trace_id
+    front, *others = trace["spans"]
+    assert front["name"] == "POST /v1/chat/completions"
+    assert front["parent_span_id"] == "b7ad6b7169203331"
+    assert front["attributes"]["gen_ai.operation.name"] == "chat"
+    assert front["attributes"]["gen_ai.request.stream"] == "true"
+    assert front["attributes"]["http.response.status_code"] == "200"
+    assert {span["service"] for span in others} == {
+        "disagg-balancer",
+        "disagg-prefill",
+        "disagg-decode",
+    }
+    known = {span["span_id"] for span in trace["spans"]}
+    assert all(span["parent_span_id"] in known for span in others)
+    by_name = {span["name"]: span for span in others}
+    assert by_name["kvstore.commit"]["attributes"]["db.system.name"] == "redis"
+    assert by_name["decode.fetch"]["links"][0] == {
+        "kind": "kv_handoff",
+        "trace_id": trace_id,
+        "span_id": by_name["prefill.commit"]["span_id"],
+    }
+    assert await asyncio.to_thread(main, command) == 0
+    assert "POST /v1/chat/completions" in capsys.readouterr().out
+    assert USER not in json.dumps(trace)
