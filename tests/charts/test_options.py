@@ -226,6 +226,29 @@ def test_a_password_is_a_file_and_nowhere_else(rendered: Rendered) -> None:
     assert {"ports": [{"protocol": "TCP", "port": 6390}]} in egress
 
 
+def test_certificates_and_keys_are_files_and_probes_need_neither(rendered: Rendered) -> None:
+    objects = rendered("--set", "tls.mode=mtls,tls.existingSecret=cert,auth.existingSecret=keys")
+    for name, secrets in (("balancer", {"cert", "keys"}), ("prefill", {"cert"})):
+        found = config(objects, f"demo-disagg-{name}")
+        assert found["tls"]["mode"] == "mtls"
+        assert found["tls"]["peers"] == [found["tls"]["server_name"]] == ["disagg.internal"]
+        assert ("auth" in found) == (name == "balancer")
+        pod = one(objects, "Deployment", f"demo-disagg-{name}")["spec"]["template"]
+        volumes = [item["secret"] for item in pod["spec"]["volumes"] if "secret" in item]
+        assert {item["secretName"] for item in volumes} == secrets
+        files = {mount["mountPath"] for mount in container(pod)["volumeMounts"]}
+        assert {str(Path(found["tls"][key]).parent) for key in ("cert_file", "ca_file")} <= files
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container(pod)[probe]["grpc"]["port"] == 50052
+    ports = one(objects, "Service", "demo-disagg-balancer")["spec"]["ports"]
+    assert {port["appProtocol"] for port in ports} == {"https"}
+    test = one(objects, "Pod", "demo-disagg-test-completion")
+    assert container(test)["args"][0].startswith("https://")
+    assert container(test)["args"][2:] == [
+        *("--ca-file", "/etc/disagg/tls/ca.crt", "--keys-file", "/etc/disagg/auth/keys"),
+    ]
+
+
 def test_the_store_forgets_what_nobody_uses(rendered: Rendered) -> None:
     pod = one(rendered(), "Deployment", "demo-disagg-valkey")["spec"]["template"]
     arguments = container(pod)["args"]

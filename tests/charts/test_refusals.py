@@ -36,6 +36,15 @@ CASES = {
     "two-stores": ("externalRedis.url=redis://h", "there is one store; set valkey.enabled"),
     "store-on-one-host": (EXTERNAL + "unix:///s", "externalRedis.url must begin with redis://"),
     "password-in-the-url": (EXTERNAL + "redis://u:secret@h", "holds a password"),
+    "certificates": ("tls.mode=mtls", "tls.existingSecret is empty: name the secret"),
+    "certificates-without-name": (
+        "tls.mode=tls,tls.existingSecret=s,tls.serverName=",
+        "tls.serverName is empty",
+    ),
+    "health-on-a-port-of-ranks": (
+        "tls.mode=tls,tls.existingSecret=s,tls.healthPort=50052,decode.ranks=2",
+        "tls.healthPort 50052 lies within the gRPC ports of decode",
+    ),
     "tls-without-secret": (
         EXTERNAL + "rediss://h,externalRedis.tls.enabled=true",
         "externalRedis.tls.existingSecret is empty: name the secret",

@@ -60,6 +60,17 @@ itself, such as one by tenant, keeps its keys.
       "replay_endpoint" (printf "tcp://*:%d" (int $root.Values.events.replayPort))) -}}
 {{- end -}}
 {{- end -}}
+{{- with $root.Values.tls -}}
+{{- if ne .mode "off" -}}
+{{- $tls := dict "mode" .mode "server_name" .serverName "health_port" (int .healthPort)
+      "cert_file" "/etc/disagg/tls/tls.crt" "key_file" "/etc/disagg/tls/tls.key" "ca_file" "/etc/disagg/tls/ca.crt" -}}
+{{- if eq .mode "mtls" }}{{ $_ := set $tls "peers" (list .serverName) }}{{ end -}}
+{{- $_ := set $config "tls" $tls -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $component "balancer") $root.Values.auth.existingSecret -}}
+{{- $_ := set $config "auth" (dict "keys_file" "/etc/disagg/auth/keys") -}}
+{{- end -}}
 {{- $known := index ($root.Files.Get "files/settings.json" | fromJson) $component -}}
 {{- $settings := (include "disagg.snake" (dict "value" $values.settings "path" "" "known" $known) | fromJson).it -}}
 {{- mergeOverwrite $config $settings | toPrettyJson | replace "\\u0026" "&" -}}

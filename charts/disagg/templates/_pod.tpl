@@ -175,6 +175,28 @@ spec:
 {{- dict "volumes" $volumes "mounts" $mounts | toJson -}}
 {{- end -}}
 
+{{/* Volumes and mounts of certificates and API keys, as JSON {volumes, mounts}. Takes {root, component}. */}}
+{{- define "disagg.accessFiles" -}}
+{{- $volumes := list -}}
+{{- $mounts := list -}}
+{{- $tls := .root.Values.tls -}}
+{{- if ne $tls.mode "off" -}}
+{{- $items := list (dict "key" $tls.caKey "path" "ca.crt") -}}
+{{- if ne .component "test" -}}
+{{- $items = concat $items (list (dict "key" $tls.certKey "path" "tls.crt") (dict "key" $tls.keyKey "path" "tls.key")) -}}
+{{- end -}}
+{{- $volumes = append $volumes (dict "name" "tls" "secret" (dict "secretName" $tls.existingSecret "defaultMode" 288 "items" $items)) -}}
+{{- $mounts = append $mounts (dict "name" "tls" "mountPath" "/etc/disagg/tls" "readOnly" true) -}}
+{{- end -}}
+{{- $auth := .root.Values.auth -}}
+{{- if and $auth.existingSecret (has .component (list "balancer" "test")) -}}
+{{- $items := list (dict "key" $auth.keysKey "path" "keys") -}}
+{{- $volumes = append $volumes (dict "name" "auth" "secret" (dict "secretName" $auth.existingSecret "defaultMode" 288 "items" $items)) -}}
+{{- $mounts = append $mounts (dict "name" "auth" "mountPath" "/etc/disagg/auth" "readOnly" true) -}}
+{{- end -}}
+{{- dict "volumes" $volumes "mounts" $mounts | toJson -}}
+{{- end -}}
+
 {{/* The pod of balancer, prefill or decode. Takes {root, workload}. */}}
 {{- define "disagg.rolePod" -}}
 {{- $root := .root -}}
@@ -186,6 +208,9 @@ spec:
 {{- $store := include "disagg.storeFiles" $root | fromJson -}}
 {{- $mounts := prepend $store.mounts (dict "name" "config" "mountPath" "/etc/disagg/config" "readOnly" true) -}}
 {{- $volumes := prepend $store.volumes (dict "name" "config" "configMap" (dict "name" $workload.name)) -}}
+{{- $access := include "disagg.accessFiles" (dict "root" $root "component" $component) | fromJson -}}
+{{- $mounts = concat $mounts $access.mounts -}}
+{{- $volumes = concat $volumes $access.volumes -}}
 {{- with $root.Values.model.volume -}}
 {{- $volumes = append $volumes (mergeOverwrite (deepCopy .) (dict "name" "model")) -}}
 {{- $mounts = append $mounts (dict "name" "model" "mountPath" $root.Values.model.mountPath "readOnly" true) -}}
@@ -238,9 +263,14 @@ spec:
       (dict "name" "OTEL_TRACES_SAMPLER" "value" $root.Values.telemetry.sampler)
       (dict "name" "OTEL_TRACES_SAMPLER_ARG" "value" $root.Values.telemetry.samplerRatio)) -}}
 {{- end -}}
+{{- $probed := $grpc -}}
+{{- if ne $root.Values.tls.mode "off" -}}
+{{- $probed = int $root.Values.tls.healthPort -}}
+{{- $ports = append $ports (dict "name" "grpc-health" "containerPort" $probed "protocol" "TCP") -}}
+{{- end -}}
 {{- $probes := dict -}}
 {{- range $kind := list "startup" "liveness" "readiness" -}}
-{{- $grpcProbe := dict "port" $grpc "service" $kind -}}
+{{- $grpcProbe := dict "port" $probed "service" $kind -}}
 {{- $timing := index $values.probes $kind -}}
 {{- $_ := set $probes (printf "%sProbe" $kind) (dict "grpc" $grpcProbe "periodSeconds" (int $timing.periodSeconds) "failureThreshold" (int $timing.failureThreshold) "timeoutSeconds" 2) -}}
 {{- end -}}

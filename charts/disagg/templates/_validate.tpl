@@ -4,6 +4,7 @@ particular order, so each that could fail in another way runs this first.
 */}}
 {{- define "disagg.validate" -}}
 {{- include "disagg.validateStore" . -}}
+{{- include "disagg.validateTls" . -}}
 {{- range (include "disagg.workloads" . | fromJson).items -}}
 {{- $where := .component -}}
 {{- if .tier }}{{ $where = printf "prefill tier %s" .tier }}{{ end -}}
@@ -59,6 +60,25 @@ particular order, so each that could fail in another way runs this first.
 {{- end -}}
 {{- if ne (empty $store.tls.certKey) (empty $store.tls.keyKey) -}}
 {{- fail "externalRedis.tls.certKey and externalRedis.tls.keyKey belong together: set both, or none" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "disagg.validateTls" -}}
+{{- $tls := .Values.tls -}}
+{{- if ne $tls.mode "off" -}}
+{{- if not $tls.existingSecret -}}
+{{- fail (printf "tls.mode is %s, but tls.existingSecret is empty: name the secret with certificate, key and authority, or set the mode to off" $tls.mode) -}}
+{{- end -}}
+{{- if not $tls.serverName -}}
+{{- fail "tls.serverName is empty: pods are reached by addresses that no certificate holds; give a name that is in the certificate" -}}
+{{- end -}}
+{{- range (include "disagg.workloads" . | fromJson).items -}}
+{{- $first := int .values.ports.grpc -}}
+{{- $health := int $tls.healthPort -}}
+{{- if and (ge $health $first) (lt $health (int (add $first .ranksPerPod))) -}}
+{{- fail (printf "tls.healthPort %d lies within the gRPC ports of %s from %d: choose another" $health .component $first) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -41,7 +41,7 @@ spec:
     - name: grpc
       port: {{ int $values.ports.grpc }}
       targetPort: grpc
-      appProtocol: kubernetes.io/h2c
+      appProtocol: {{ ternary "kubernetes.io/h2c" "https" (eq $root.Values.tls.mode "off") }}
 ---
 {{- if eq $kind "LeaderWorkerSet" }}
 {{- include "disagg.requireApi" (dict "root" $root "api" "leaderworkerset.x-k8s.io/v1" "for" (printf "%s.groupSize %d" $component (int $values.groupSize)) "install" "LeaderWorkerSet 0.7 or newer") }}
