@@ -204,9 +204,8 @@ class Scheduler:
 
     def demand(self) -> Demand:
         """Returns what this rank wants of the next step."""
-        role = self._settings.role
-        num_prefill = 0 if role is EngineRole.DECODE else self._num_rows(StepKind.PREFILL)
-        num_decode = 0 if role is EngineRole.PREFILL else self._num_rows(StepKind.DECODE)
+        num_prefill = self._num_rows(StepKind.PREFILL)
+        num_decode = self._num_rows(StepKind.DECODE)
         return Demand(
             is_unfinished=any(
                 not (sequence.is_paused or sequence.is_ending) for sequence in self._live()
@@ -222,9 +221,8 @@ class Scheduler:
 
         Args:
             kind: agreed by all ranks.
-            max_rows: what this rank announced in the vote, where peers made room for no more. Rows
-                of running sequences keep to it anyway; a preemption may make room for an admission
-                that was not announced, which then waits for the next step.
+            max_rows: what this rank announced in the vote, where peers made room for no more; an
+                admission that only a preemption makes possible then waits for the next step.
         """
         schedule = Schedule()
         cp = self._cp_of(kind)
@@ -324,19 +322,20 @@ class Scheduler:
         return (kind is StepKind.PREFILL) is (role is EngineRole.PREFILL)
 
     def _candidates(self, kind: StepKind) -> tuple[list[tuple[Sequence, int]], int, int]:
-        """Running sequences with rows of a kind, and the budget of tokens.
+        """Running sequences and what they miss, those that get their newest token, the budget left.
 
-        Sequences that only need their newest token come first in the budget, so that those
-        catching up never hold back a decoding neighbour.
-
-        Returns:
-            Sequences with what they miss, how many of them get their newest token, and what is left
-            of the budget for the others.
+        The newest tokens come first in the budget, so that those catching up never hold back a
+        decoding neighbour.
         """
+        role, is_prefill = self._settings.role, kind is StepKind.PREFILL
+        is_mixed = role is EngineRole.NORMAL
+        running = self._running if is_mixed or is_prefill is (role is EngineRole.PREFILL) else []
+        # As `_is_row_of`, which a call for each sequence would make the larger part of a vote.
         candidates = [
             (sequence, sequence.num_missing)
-            for sequence in self._running
-            if not (sequence.is_paused or sequence.is_ending) and self._is_row_of(kind, sequence)
+            for sequence in running
+            if not (sequence.is_paused or sequence.is_ending)
+            and (not is_mixed or sequence.is_prefilling is is_prefill)
         ]
         budget, single = self._settings.max_num_batched_tokens, charge(1, self._cp_of(kind))
         num_single = sum(1 for _, num_missing in candidates if num_missing == 1)
@@ -362,12 +361,13 @@ class Scheduler:
         return num_rows
 
     def _admissible(self, kind: StepKind) -> Iterator[Sequence]:
-        """Who can be admitted to a step of a kind, one after the other.
-
-        There is a slot and room for each, counting what paused sequences would give up.
-        """
+        """Who has a slot and room in a step of a kind, with what paused sequences would give up."""
+        if not self._waiting:
+            return
         paused = [other for other in self._running if other.is_paused]
         num_active = len(self._running) - len(paused) + len(self._reservations)
+        if num_active >= self._settings.max_num_seqs:
+            return
         free = self.blocks.num_free_pages + sum(
             self.blocks.num_pages_of(other.request_id) for other in paused
         )
