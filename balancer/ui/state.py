@@ -55,7 +55,6 @@ class Facts:
     version: str
     model: str
     policy: str
-    fingerprint: str
     uptime_s: float
     is_ready: bool
     is_draining: bool
@@ -89,7 +88,7 @@ def state_of(facts: Facts, counters: Mapping[str, float]) -> Json:
             "version": facts.version,
             "model": facts.model,
             "policy": facts.policy,
-            "layout": facts.fingerprint,
+            "layout": _layout(snapshot),
             "uptime_s": round(facts.uptime_s, 1),
         },
         "health": {
@@ -120,6 +119,12 @@ def state_of(facts: Facts, counters: Mapping[str, float]) -> Json:
         "store": _store(facts),
         "failures": failures(counters),
     }
+
+
+def _layout(snapshot: Snapshot) -> str:
+    """KV layout of the first decode member that takes work, hexadecimal; empty without one."""
+    ready = (snapshot.decode.cause == 0).nonzero()[0]
+    return snapshot.decode.members[int(ready[0])].fingerprint.hex() if len(ready) else ""
 
 
 def _why_not(facts: Facts) -> str:

@@ -77,7 +77,6 @@ class Watch:
             version=self._version,
             model=balancer.codec.card.name,
             policy=balancer.router.policy.name,
-            fingerprint=balancer.fingerprint(),
             uptime_s=now - self._started_at,
             is_ready=balancer.host.health.is_ready,
             is_draining=balancer.host.is_draining,

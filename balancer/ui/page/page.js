@@ -196,7 +196,7 @@ function heat(state, kind, name, values, limits, text) {
   const cells = values.map((value, row) => {
     const share = Math.min(1, shareOf(value, limits[row], most));
     const out = m.state[row] !== 0;
-    return el("span", { class: `rank${out ? " out" : ""}${share > 0.55 && !out ? " deep" : ""}${row === selected ? " on" : ""}`,
+    return el("span", { class: `rank${out ? " out" : ""}${row === selected ? " on" : ""}`,
       "data-row": row, vars: { "--v": Math.round(share > 0 ? 10 + 90 * share : 0) } },
       n <= 64 ? text(value, share) : null);
   });

@@ -46,7 +46,6 @@ def facts(members: tuple[MemberView, ...] = MEMBERS, **changes: Any) -> Facts:
         version="1.2",
         model="m",
         policy="deepseek",
-        fingerprint="ab",
         uptime_s=9.0,
         is_ready=True,
         is_draining=False,
@@ -78,6 +77,7 @@ def state(*arguments: Any, **changes: Any) -> Any:
 def test_a_healthy_balancer() -> None:
     told = state()
     assert told["about"]["model"] == "m"
+    assert told["about"]["layout"] == b"layout-1".hex()
     assert told["health"] == {"ready": True, "draining": False, "why": ""}
     assert told["requests"] == {
         "running": 2,
