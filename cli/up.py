@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
             show('ask it    disagg generate "ROMEO:" --stream')
             if system.http_address:
                 show(f"OpenAI    http://{system.http_address}/v1")
+                show(f"status    http://{system.http_address}/ui")
             if system.trace_address:
                 show("traces    disagg trace REQUEST_ID")
             show(f"logs      {system.directory}")

@@ -72,7 +72,9 @@ def test_the_http_face_is_shown(system: FakeSystem, capsys: pytest.CaptureFixtur
     system.http_address = "127.0.0.1:8"
     interrupt(signal.SIGINT)
     assert main(["up", "--model", MODEL, "--http", "8"]) == 0
-    assert "http://127.0.0.1:8/v1" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "http://127.0.0.1:8/v1" in shown
+    assert "http://127.0.0.1:8/ui" in shown
     interrupt(signal.SIGINT)
     assert main(["up", "--model", MODEL, "--http", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["http"] == "http://127.0.0.1:8"
