@@ -24,6 +24,7 @@ class FakeSystem:
 
     address: str = "127.0.0.1:1"
     http_address: str = ""
+    trace_address: str = ""
     store_url: str = "unix:///s"
     directory: Path = Path("/run/logs")
     topologies: list[Topology] = field(default_factory=list)
