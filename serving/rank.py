@@ -160,19 +160,23 @@ def serve_rank(
         built = _build(role, settings, context)
         try:
             if isinstance(built, BuiltFollower):
-                _follow(context, built)
+                _follow(role, context, settings, built)
             else:
                 asyncio.run(_serve(role, context, settings, built))
         finally:
             built.close()
 
 
-def _follow(context: RankContext, built: BuiltFollower) -> None:
+def _follow(role: Role[S], context: RankContext, settings: S, built: BuiltFollower) -> None:
     # A follower drains by following: its leader is asked to stop, and ends it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     leader = built.ports.run.layout.leader_of(context.rank)
-    _log.info("rank.following", rank=context.rank, leader=leader)
-    built.follower.follow()
+    # It counts nothing itself, but a scraper has to see that it is there.
+    metrics = _metrics(role, settings, context.rank)
+    tell_build(metrics, role=role.name, version=installed_version("disagg"))
+    with serving_page(metrics, settings.metrics, context.rank) as page:
+        _log.info("rank.following", rank=context.rank, leader=leader, metrics=page)
+        built.follower.follow()
     _log.info("rank.ended", rank=context.rank)
 
 
@@ -204,14 +208,7 @@ def _build(role: Role[S], settings: S, context: RankContext) -> BuiltEngine | Bu
 async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltEngine) -> None:
     clock, layout = SystemClock(), built.layout
     number = context.rank // built.ports.run.engine_size
-    metrics = Metrics(
-        role=role.name,
-        model=settings.model.name or settings.model.path.resolve().name,
-        rank=number,
-        per_rank=settings.metrics.per_rank,
-        with_aliases=settings.metrics.vllm_aliases,
-        trace_id=current_trace_id,
-    )
+    metrics = _metrics(role, settings, number)
     member_id = new_member_id(role.name, context.group_name, number)
     async with AsyncExitStack() as stack:
         threads = {
@@ -246,7 +243,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
         )
         watch_engine(metrics, engine, role.kind, block_tokens=layout.block_tokens)
         tell_build(metrics, role=role.name, version=version, fingerprint=store.fingerprint.hex())
-        page = stack.enter_context(serving_page(metrics, settings.metrics, number))
+        page = stack.enter_context(serving_page(metrics, settings.metrics, context.rank))
         parts = Parts(
             settings=settings,
             engine=engine,
@@ -279,6 +276,17 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
                 security=open_security(settings.tls, role=role.name, metrics=metrics, rank=number),
             )
         )
+
+
+def _metrics(role: Role[S], settings: S, number: int) -> Metrics:
+    return Metrics(
+        role=role.name,
+        model=settings.model.name or settings.model.path.resolve().name,
+        rank=number,
+        per_rank=settings.metrics.per_rank,
+        with_aliases=settings.metrics.vllm_aliases,
+        trace_id=current_trace_id,
+    )
 
 
 def _layout(settings: EngineProcessSettings) -> KvLayout:

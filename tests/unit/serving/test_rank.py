@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -184,3 +186,25 @@ def test_ranks_that_contradict_the_layout(
 def test_without_a_layout_every_rank_is_an_engine() -> None:
     assert str(rank.run_layout(settings(**{"group.ranks": "4"}))) == "dp=4,ep=4"
     assert str(rank.run_layout(settings(**{"group.layout": "ep=4,cp=2"}))) == "dp=2,cp=2,ep=4"
+
+
+def test_a_follower_can_be_scraped_while_it_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, object]] = []
+    pages: list[str] = []
+    monkeypatch.setattr(rank._log, "info", lambda event, **facts: told.append(facts))
+    monkeypatch.setattr(rank.signal, "signal", lambda *_: None)
+
+    def follow() -> None:
+        with urllib.request.urlopen(f"http://{told[0]['metrics']}/metrics", timeout=5) as answer:
+            pages.append(answer.read().decode())
+
+    layout = SimpleNamespace(leader_of=lambda _rank: 0)
+    built = SimpleNamespace(
+        ports=SimpleNamespace(run=SimpleNamespace(layout=layout)),
+        follower=SimpleNamespace(follow=follow),
+    )
+    context = SimpleNamespace(rank=1, group_name="prefill-0")
+    given = settings(**{"metrics.port": "0"})
+    rank._follow(prefill_service.rank.ROLE, cast(Any, context), given, cast(Any, built))
+    assert told[0]["leader"] == 0
+    assert 'disagg_build_info{fingerprint="",revision=' in pages[0]
