@@ -32,7 +32,7 @@ async def test_people_read_who_was_chosen_why_and_what_would_change_it(
         text = capsys.readouterr().out
         for wanted in (
             "request r1: 1 decision\n",
-            "PLACE, by deepseek version 1; the record gives the same again",
+            "PLACE, by deepseek version 2; the record gives the same again",
             "prompt    4 tokens, 0 of them stored; length class <16K",
             "prefill: 2 candidates, 0 excluded",
             "2 are equally good: it was the turn of p0",
