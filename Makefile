@@ -28,7 +28,7 @@ export OMP_NUM_THREADS ?= 1
 # The order of the stages; the first failure is the message.
 TESTS := $(wildcard tests/test_architecture.py tests/unit tests/contract tests/property \
 	tests/golden tests/distributed tests/integration tests/charts)
-BENCHMARKS := engine serving overlap dispatch kv_transfer balancer simulator relay
+BENCHMARKS := engine serving overlap dispatch kv_transfer balancer simulator relay telemetry
 
 .PHONY: venv demo test test-slow lint bench proto helm-path browser-path chart clean
 .DEFAULT_GOAL := test
