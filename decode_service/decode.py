@@ -129,6 +129,7 @@ class DecodePath:
         self._budget = budget
         self._clock = clock
         self._metrics = metrics
+        self._sent = metrics.recorder("disagg_stream_messages_total", role="decode")
         self._fence = AttemptFence()
 
     async def reserve(self, request_id: str, num_tokens: int, fingerprint: bytes) -> Credit:
@@ -270,7 +271,7 @@ class DecodePath:
     def _counted(self, emit: Emit) -> Emit:
         async def counting(event: DecodeEvent) -> None:
             await emit(event)
-            self._metrics.count("disagg_stream_messages_total", role="decode")
+            self._sent(1)
 
         return counting
 

@@ -156,6 +156,7 @@ class PrefillPath:
         self._writers = writers
         self._clock = clock
         self._metrics = metrics
+        self._sent = metrics.recorder("disagg_stream_messages_total", role="prefill")
         self._fence = AttemptFence()
         self._unclaimed = 0  # committed hand-offs whose ticket is not yet with the caller
         self._prefixes = PrefixLoader(
@@ -239,7 +240,7 @@ class PrefillPath:
     def _counted(self, emit: Emit) -> Emit:
         async def counting(event: PrefillEvent) -> None:
             await emit(event)
-            self._metrics.count("disagg_stream_messages_total", role="prefill")
+            self._sent(1)
 
         return counting
 

@@ -52,8 +52,11 @@ def step_observer(metrics: Metrics, kind: EngineRole) -> OnStep | None:
     if kind is not EngineRole.DECODE:
         return None
 
+    step_took = metrics.recorder("disagg_decode_step_seconds")
+    step_had = metrics.recorder("disagg_decode_batch_size")
+
     def observe(seconds: float, contexts: Sequence[Context]) -> None:
-        metrics.observe("disagg_decode_step_seconds", seconds)
-        metrics.observe("disagg_decode_batch_size", len(contexts))
+        step_took(seconds)
+        step_had(len(contexts))
 
     return observe

@@ -92,6 +92,7 @@ class Attempts:
         self._clock = clock
         self._metrics = metrics
         self._meter = meter
+        self._sent = metrics.recorder("disagg_stream_messages_total", role="balancer")
 
     async def serve(self, journey: Journey) -> None:
         """One attempt: a pair with a slot, a prefill, and unless that ended it, a decode."""
@@ -221,7 +222,7 @@ class Attempts:
         self._meter.tokens(journey, journey.transcript.seq - before, now)
         if delta is not None:
             await journey.emit(delta)
-            self._metrics.count("disagg_stream_messages_total", role="balancer")
+            self._sent(1)
 
     @contextmanager
     def _read_ahead(self, journey: Journey, pair: Pair, call: LegCall) -> Iterator[ReadAhead]:

@@ -56,19 +56,21 @@ class Meter:
         self._metrics = metrics
         self._targets = targets
         self._tier_of = tier_of
+        self._handed_out = metrics.recorder("disagg_generated_tokens_total")
+        self._gap = metrics.recorder("disagg_inter_token_latency_seconds")
 
     def tokens(self, journey: Journey, num_new: int, now: float) -> None:
         """New tokens go out; `now` is the clock that the request's arrival is told in."""
         if num_new < 1:
             return
-        self._metrics.count("disagg_generated_tokens_total", num_new)
+        self._handed_out(num_new)
         if journey.last_token_at is None:
             if not journey.request.last_seq:
                 self._observe("time_to_first_token", journey, now - journey.request.arrived_at)
         else:
             gap_s = now - journey.last_token_at
             journey.max_gap_s = max(journey.max_gap_s, gap_s)
-            self._metrics.observe("disagg_inter_token_latency_seconds", gap_s / num_new)
+            self._gap(gap_s / num_new)
         journey.last_token_at = now
 
     def phase(self, phase: str, seconds: float) -> None:

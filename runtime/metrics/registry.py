@@ -34,6 +34,10 @@ def _no_trace() -> str:
     return ""
 
 
+def _nothing(_value: float) -> None:
+    """An alias that is switched off."""
+
+
 class Metrics:
     """The metrics of one process. Thread-safe; make one per process and pass it in.
 
@@ -119,6 +123,28 @@ class Metrics:
             assert isinstance(child, prometheus_client.Histogram)
             trace_id = self.trace_id() if self._rows[name].has_exemplars else ""
             child.observe(value, {"trace_id": trace_id} if trace_id else None)
+
+    def recorder(self, name: str, **labels: str) -> Callable[[float], None]:
+        """What records in one series of a counter or histogram; for places that do it all the time.
+
+        Raises:
+            ValueError: As `count` and `observe`.
+        """
+        row = self._row(name)
+        child = self._child(name, row.kind, labels)
+        if isinstance(child, prometheus_client.Counter):
+            return child.inc
+        if not isinstance(child, prometheus_client.Histogram):
+            return _nothing
+        if not row.has_exemplars:
+            return child.observe
+        observe = child.observe
+
+        def record(value: float) -> None:
+            trace_id = self.trace_id()
+            observe(value, {"trace_id": trace_id} if trace_id else None)
+
+        return record
 
     def before_exposition(self, update: Callable[[], None]) -> None:
         """Has gauges brought up to date whenever somebody asks; called on the asking thread."""

@@ -141,3 +141,17 @@ def test_a_value_is_summed_over_the_labels_that_are_left_out() -> None:
     metrics.count("disagg_redispatch_total", stage="decode", reason="A")
     metrics.count("disagg_redispatch_total", stage="decode", reason="B")
     assert metrics.value("disagg_redispatch_total", stage="decode") == 2
+
+
+def test_a_recorder_records_in_one_series() -> None:
+    metrics = Metrics(with_aliases=False, trace_id=lambda: "ab" * 16)
+    metrics.recorder("disagg_generated_tokens_total")(3)
+    metrics.recorder("disagg_handoff_bytes")(70_000)
+    metrics.recorder("disagg_inter_token_latency_seconds")(0.02)
+    metrics.recorder("vllm:num_preemptions_total")(1)  # switched off
+    assert metrics.value("disagg_generated_tokens_total") == 3
+    assert metrics.value("disagg_handoff_bytes") == 1
+    text = metrics.exposition("application/openmetrics-text")[0].decode()
+    assert "ab" * 16 in text and "vllm:" not in text
+    with pytest.raises(ValueError, match="has the labels"):
+        metrics.recorder("disagg_stream_messages_total")
