@@ -79,3 +79,16 @@ def test_the_http_face_is_shown(system: FakeSystem, capsys: pytest.CaptureFixtur
     assert main(["up", "--model", MODEL, "--http", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["http"] == "http://127.0.0.1:8"
     assert system.topologies[0].http_port == 8
+
+
+def test_a_system_with_traces_says_how_to_look_at_them(
+    system: FakeSystem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system.trace_address = "h:3"
+    interrupt(signal.SIGTERM)
+    assert main(["up", "--model", MODEL, "--trace"]) == 0
+    assert "disagg trace REQUEST_ID" in capsys.readouterr().out
+    assert system.topologies[-1].has_traces
+    interrupt(signal.SIGTERM)
+    assert main(["up", "--model", MODEL, "--trace", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["traces"] == "h:3"

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from runtime.budget import Budget, BudgetFull
+from tests.fakes.spans import facts, recorded, served
 
 
 async def _turn() -> None:
@@ -122,3 +123,16 @@ async def test_nonsense_is_refused() -> None:
         Budget("bytes", 0, max_waiting=1)
     with pytest.raises(ValueError, match="-1 wanted"):
         await Budget("bytes", 1, max_waiting=1).take(-1)
+
+
+async def test_only_a_wait_has_a_span() -> None:
+    found = recorded()
+    budget = Budget("bytes in flight", 10, max_waiting=1, span="prefill.queue")
+    with served(found):
+        first = await budget.take(8)
+        assert found.spans == ()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(budget.take(8))
+            await _turn()
+            first.give_back()
+    assert facts(found.one("prefill.queue")) == {"disagg.queue": "bytes in flight"}

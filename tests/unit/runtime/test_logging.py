@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from runtime.logging import configure_logging, get_logger, request_scope
+from tests.fakes.spans import recorded, served
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +91,20 @@ def test_people_get_text(stream: io.StringIO) -> None:
     configure_logging(stream=stream, form="console")
     get_logger("x").info("drain.begun", running=2)
     assert "drain.begun" in stream.getvalue() and "running=2" in stream.getvalue()
+
+
+def test_every_line_of_a_recorded_request_names_its_trace(stream: io.StringIO) -> None:
+    configure_logging(stream=stream)
+    found = recorded()
+    with served(found) as span, span.child("prefill.lookup"):
+        get_logger("x").info("inside")
+        logging.getLogger("library").warning("inside too")
+    with served(recorded(samples=False)):
+        get_logger("x").info("unsampled")
+    get_logger("x").info("outside")
+    inside, library, *others = lines(stream)
+    lookup = found.one("prefill.lookup")
+    for record in (inside, library):
+        assert record["trace_id"] == f"{lookup.context.trace_id:032x}"
+        assert record["span_id"] == f"{lookup.context.span_id:016x}"
+    assert all("trace_id" not in record for record in others)

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import pytest
 
@@ -198,3 +199,11 @@ async def test_a_stuck_clean_up_is_left_behind(executor: ThreadPoolExecutor) -> 
     assert not cleaned.is_set()
     go_on.set()
     assert await asyncio.to_thread(cleaned.wait, WAIT_S)
+
+
+async def test_the_thread_sees_the_variables_of_its_caller(executor: ThreadPoolExecutor) -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="nobody")
+    variable.set("caller")
+    assert await offload(executor, variable.get) == "caller"
+    await offload(executor, lambda: variable.set("thread"))
+    assert variable.get() == "caller"
