@@ -196,13 +196,14 @@ class DecodePath:
         """Reads blocks of a hand-off before its ticket; see `Prefetches.run`.
 
         Raises:
-            InvalidRequest: Also if the request holds no open credit of that name.
+            Conflict: The request holds no open credit of that name. Where the call itself is
+                sound, its sequence was faster, or the credit lapsed or was given back meanwhile.
         """
         if not self._credits.holds(request.credit_id, request.request_id, self._clock.now()):
-            raise _bad(
-                "begin.credit_id",
-                f"credit_id is {request.credit_id[:40]!r}: that is no open credit of this request; "
-                "reserve a slot first",
+            raise Conflict(
+                f"begin.credit_id is {request.credit_id[:40]!r}: that is no open credit of this "
+                "request (any more); reserve a slot first",
+                reason=Reason.LEASE_LOST,
             )
         return await self._prefetches.run(request, counts)
 

@@ -141,7 +141,7 @@ async def test_a_prefetch_without_a_credit_is_refused(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Prefetch(iter([message] if message else []), timeout=20)
         error = status.from_rpc_error(caught.value)
-        assert (error.code, error.reason) == (CODE.INVALID_ARGUMENT, Reason.BAD_REQUEST)
+        assert (error.code, error.reason) == (CODE.ABORTED, Reason.LEASE_LOST)
         assert says in error.message
         await rig.assert_at_rest()
 

@@ -16,6 +16,7 @@ from engine.parallel.layout import parse_layout
 from engine.parallel.worker import RankContext
 from prefill_service.config import PrefillSettings
 from runtime.clock import ManualClock
+from runtime.security import Security
 from serving import member
 from serving.member import announcer
 
@@ -31,9 +32,19 @@ def test_an_engine_of_several_ranks_is_one_member(
     kind: EngineRole, wire: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards: list[Any] = []
-    monkeypatch.setattr(
-        member, "beat_over", lambda channel, announcement, **_: cards.append(announcement._card)
-    )
+    both = asyncio.Event()
+
+    def beat_over(channel: Any, announcement: Any, **_: Any) -> Any:
+        cards.append(announcement._card)
+        if len(cards) == 2:
+            both.set()
+
+        async def beat() -> float:
+            return 10.0
+
+        return beat
+
+    monkeypatch.setattr(member, "beat_over", beat_over)
     settings = PrefillSettings.model_validate(
         {
             "store": {"url": "memory://"},
@@ -54,16 +65,21 @@ def test_an_engine_of_several_ranks_is_one_member(
         engine=SimpleNamespace(context_tokens=512),
     )
     role: Any = SimpleNamespace(kind=kind)
-    host: Any = SimpleNamespace(address="127.0.0.1:9", begin_drain=None)
+    host: Any = SimpleNamespace(address="127.0.0.1:9", begin_drain=None, security=Security())
     context = RankContext(rank=6, num_ranks=8, group_name="group")
 
-    async def announce() -> list[Any]:
-        async with AsyncExitStack() as stack:
+    async def announce() -> None:
+        async with AsyncExitStack() as stack, asyncio.timeout(20):
             beats = announcer(role, context, parts, built, "group-r3-x", 3)
             stop: Any = SimpleNamespace()
-            return list(beats(host, stop, stack))
+            [receivers] = beats(host, stop, stack)
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(receivers.run())
+                await both.wait()
+                running.cancel()
 
-    assert len(asyncio.run(announce())) == 2
+    asyncio.run(announce())
+    assert len(cards) == 2
     for card in cards:
         # Of eight ranks every second one leads: this is the last of four engines.
         assert (card.rank, card.group_size, card.group_id) == (3, 4, "group")
