@@ -150,8 +150,13 @@ class OtelTracer(Tracer):
 
     def close(self) -> None:
         """See `Tracer.close`."""
-        # A collector that does not answer is no reason to end late; what it says goes to the log.
-        with contextlib.suppress(Exception):
+        # A collector that does not answer is no reason to end late; the SDK waits longer for it.
+        worker = threading.Thread(target=self._flush, name="last-spans", daemon=True)
+        worker.start()
+        worker.join(FLUSH_S)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(Exception):  # what went wrong is in the log
             self._provider.force_flush(round(FLUSH_S * 1000))
         self._provider.shutdown()
 

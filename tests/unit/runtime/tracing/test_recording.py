@@ -1,6 +1,7 @@
 """Recorded spans: times, statuses, links, what goes on to the next process."""
 
 import asyncio
+import threading
 
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
@@ -8,6 +9,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from runtime.clock import ManualClock
 from runtime.errors import CallerLeft, InvalidRequest, Overloaded, Unavailable
 from runtime.telemetry import NO_SPAN, current
+from runtime.tracing import recording
 from runtime.tracing.recording import UnsampledSpan
 from tests.fakes.spans import facts, links, parent_id, recorded, served, span_id
 
@@ -167,3 +169,12 @@ def test_roots_stand_for_themselves_and_what_ended_takes_nothing_more() -> None:
     assert facts(span) == {}
     assert links(span) == [("step_of", span_id(found.one("a.B/C")))]
     found.tracer.close()
+
+
+def test_a_collector_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, stuck = recorded(), threading.Event()
+    monkeypatch.setattr(recording, "FLUSH_S", 0.02)
+    monkeypatch.setattr(found.tracer._provider, "force_flush", lambda _ms: stuck.wait(10))
+    found.tracer.close()
+    assert not stuck.is_set()
+    stuck.set()
