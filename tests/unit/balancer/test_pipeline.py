@@ -112,6 +112,9 @@ async def test_a_deadline_is_the_balancers_own_too() -> None:
         assert error.reason is Reason.DEADLINE
         assert "0.2 s" in error.message
         await door.settle()
+        assert door.metric("disagg_cancellations_total", origin="deadline") == 1
+        assert door.metric("disagg_cancellations_total", origin="client") == 0
+        assert door.metric("disagg_slo_requests_total", verdict="failed") == 1
 
 
 async def test_a_running_id_is_refused_and_the_running_request_goes_on() -> None:
@@ -212,3 +215,16 @@ async def test_seed_and_defaults_reach_both_legs() -> None:
             assert calls[0].sampling.temperature == 0
             assert (calls[1].sampling.seed, calls[1].sampling.max_tokens) == (7, 3)
             assert calls[1].sampling.temperature == 0.5
+
+
+async def test_what_the_end_of_the_process_breaks_off_is_not_its_callers_doing() -> None:
+    async with front_door() as door:
+        door.decodes[0].scripts.append(Script(hang=True))
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(door.generate())
+            await door.until(lambda: bool(door.decodes[0].calls))
+            await door.balancer.host.stop(0)
+        assert isinstance(asked.result(), Unavailable)
+        await door.settle()
+        assert door.metric("disagg_cancellations_total", origin="drain") == 1
+        assert door.metric("disagg_cancellations_total", origin="client") == 0

@@ -82,6 +82,10 @@ async def test_tokens_are_numbered_behind_the_first_and_the_lease_is_gone_before
         assert [token.finish_reason for token in found] == [None] * 6 + ["length"]
         await rig.assert_at_rest()
         assert rig.metrics.value("disagg_handoff_total", outcome="ok") == 1
+        for phase in ("handoff_wait", "fetch", "decode_queue", "decode"):
+            assert rig.metrics.value("disagg_phase_duration_seconds", phase=phase) == 1, phase
+        sent = rig.metrics.value("disagg_stream_messages_total", role="decode")
+        assert sent == len(events)
 
 
 async def test_what_is_ready_travels_together() -> None:

@@ -73,7 +73,8 @@ def test_an_address_that_cannot_be_bound_is_named(store: KvStore) -> None:
 def test_commits_are_published_until_the_store_is_closed(store: KvStore) -> None:
     zmq = pytest.importorskip("zmq", reason="pyzmq is not installed (extra: events)")
     settings = EventsSettings(endpoint=LOCAL, replay_endpoint=LOCAL, token_ids=False)
-    publish_events(settings, store, ManualClock(), Metrics())
+    metrics = Metrics()
+    publish_events(settings, store, ManualClock(), metrics)
     PROMPT.hand_over(store)
     publisher = store._listener.listener._end.__self__  # type: ignore[union-attr]
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -85,5 +86,6 @@ def test_commits_are_published_until_the_store_is_closed(store: KvStore) -> None
     assert (int.from_bytes(number, "big"), rank) == (0, store.config.owner_rank)
     assert (event["type"], len(event["block_hashes"])) == ("BlockStored", len(PROMPT.hashes))
     assert event["token_ids"] == []
+    assert metrics.value("disagg_kv_events_published_total", type="BlockStored") == 1
     store.close()
     assert not publisher._thread.is_alive()

@@ -17,8 +17,8 @@ from kvstore import PrefixMatch
 from kvstore.errors import StoreDown, StoreUrlError
 from kvstore.lookup import match_prefix
 from kvstore.pressure import Pressure
-from runtime.metrics import Metrics
 from runtime.clock import SystemClock
+from runtime.metrics import Metrics
 
 TICKET = Ticket(handoff_id="a" * 32, fingerprint=b"layout-1", wire=b"")
 LAYOUT = StoredLayout(fingerprint=b"layout-1", block_tokens=4)
@@ -96,13 +96,15 @@ async def test_each_layout_has_its_store_opened_once() -> None:
 
 
 async def test_a_store_that_is_down_is_unreachable_and_costs_no_request() -> None:
-    opener = Opener()
-    handoffs = StoreHandoffs(opener, ping_s=1.0)
+    opener, metrics = Opener(), Metrics()
+    handoffs = StoreHandoffs(opener, ping_s=1.0, metrics=metrics)
     await handoffs.is_reachable()
+    assert metrics.value("disagg_kv_store_up") == 1
     await handoffs.abort(TICKET)
     for store in opener.stores:
         store.error = StoreDown("unix:/x", "refused")
     assert not await handoffs.is_reachable()
+    assert metrics.value("disagg_kv_store_up") == 0
     await handoffs.abort(TICKET)  # the hand-off's own deadline ends it
     opener.stores[0].error = None
     assert await handoffs.is_reachable()

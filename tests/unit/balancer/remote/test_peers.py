@@ -13,6 +13,7 @@ from balancer.membership import Member, Role
 from balancer.remote.peers import Committed, FirstToken, GrpcPeers, LegCall, Ticket, Tokens
 from disagg.v1 import common_pb2
 from runtime.errors import Corrupt, Overloaded, Reason, TooLate, Unavailable
+from runtime.metrics import Metrics
 from tests.fakes import members as fakes
 from tests.fakes.memberships import member
 
@@ -45,8 +46,15 @@ def target(fake: fakes.Member, role: Role) -> Member:
     return member(fake.member_id, role, address=fake.address, fingerprint=fakes.FINGERPRINT)
 
 
+def calls(metrics: Metrics, method: str, code: str) -> float:
+    """How many calls of a method ended like this."""
+    labels = {"rpc_method": method, "rpc_response_status_code": code}
+    return metrics.value("rpc_client_call_duration_seconds", **labels)
+
+
 async def test_both_legs_carry_everything_and_come_back_as_our_types() -> None:
-    p0, d0, peers = fakes.prefill_member(), fakes.decode_member(), GrpcPeers()
+    metrics = Metrics()
+    p0, d0, peers = fakes.prefill_member(), fakes.decode_member(), GrpcPeers(metrics=metrics)
     await p0.start()
     await d0.start()
     try:
@@ -88,6 +96,11 @@ async def test_both_legs_carry_everything_and_come_back_as_our_types() -> None:
             )
             assert call.cache_salt == "tenant"  # type: ignore[attr-defined]
         await peers.release(decode, "unknown", timeout_s=5)
+        for method in (
+            *("disagg.v1.DecodeService/ReserveSlot", "disagg.v1.DecodeService/ReleaseSlot"),
+            *("disagg.v1.PrefillService/Prefill", "disagg.v1.DecodeService/Decode"),
+        ):
+            assert calls(metrics, method, "OK") == 1, method
     finally:
         await peers.close()
         await p0.stop()
@@ -95,7 +108,8 @@ async def test_both_legs_carry_everything_and_come_back_as_our_types() -> None:
 
 
 async def test_failures_keep_their_reason() -> None:
-    d0, peers = fakes.decode_member(), GrpcPeers()
+    metrics = Metrics()
+    d0, peers = fakes.decode_member(), GrpcPeers(metrics=metrics)
     await d0.start()
     ticket = Ticket(
         handoff_id="h", fingerprint=b"", wire=common_pb2.KvTicket(num_tokens=3).SerializeToString()
@@ -112,6 +126,12 @@ async def test_failures_keep_their_reason() -> None:
         d0.scripts.append(fakes.Script(hang=True))
         with pytest.raises(TooLate):
             [event async for event in peers.decode(decode, CALL, ticket, "", timeout_s=0.05)]
+        decoding = "disagg.v1.DecodeService/Decode"
+        for code in ("DATA_LOSS", "DEADLINE_EXCEEDED"):
+            assert calls(metrics, decoding, code) == 1, code
+        async with aclosing(peers.decode(decode, CALL, ticket, "", timeout_s=5)) as left:
+            await anext(left)
+        assert calls(metrics, decoding, "CANCELLED") == 1
     finally:
         await peers.close()
         await d0.stop()
