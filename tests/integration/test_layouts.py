@@ -1,6 +1,6 @@
 """The whole system with engines of several ranks: golden tokens, one member an engine, clean ends.
 
-The wide layouts are slow: up to sixteen rank processes share this machine.
+The wide layouts are slow: up to 64 rank processes share this machine.
 """
 
 from __future__ import annotations
@@ -100,6 +100,13 @@ def test_the_monolith_in_wide_layouts_gives_every_golden_token(layout: str) -> N
 )
 def test_wide_layouts_on_both_sides_give_every_golden_token(prefill: str, decode: str) -> None:
     verify("--prefill-layout", prefill, "--decode-layout", decode)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_64_decode_ranks_as_services_give_every_golden_token() -> None:
+    """A slot of an expert on each; every rank a member with a server of its own."""
+    verify("--decode-layout", "dp=64,ep=64")
 
 
 @pytest.mark.slow
