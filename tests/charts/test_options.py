@@ -351,6 +351,18 @@ def test_rules_and_dashboards_arrive_as_they_are(helm: Path, chart_with_files: P
     } == {}
 
 
+def test_alerts_link_to_the_runbook_of_the_house(rendered: Rendered) -> None:
+    values = "metrics.rules.enabled=true,metrics.rules.runbookUrl=https://wiki/runbooks"
+    groups = of_kind(rendered("--set", values), "PrometheusRule")["demo-disagg-alerts"]
+    links = {
+        rule["alert"]: rule["annotations"]["runbook_url"]
+        for group in groups["spec"]["groups"]
+        for rule in group["rules"]
+    }
+    assert links["DisaggKvStoreDown"] == "https://wiki/runbooks#disaggkvstoredown"
+    assert all(link.startswith("https://wiki/runbooks#") for link in links.values())
+
+
 def test_a_rule_file_without_groups_is_refused(helm: Path, tmp_path: Path) -> None:
     chart = tmp_path / "disagg"
     shutil.copytree(CHART, chart)
