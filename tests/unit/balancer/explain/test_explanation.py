@@ -34,7 +34,7 @@ def test_everything_that_decided_is_told() -> None:
     assert (told.verdict, told.policy, told.policy_version, told.rotation) == (
         "place",
         "deepseek",
-        1,
+        2,
         3,
     )
     assert (told.num_tokens, told.length_class, told.quota_coefficients) == (100, 0, (1e-4, 0, 0))
@@ -68,7 +68,7 @@ def test_a_record_that_no_longer_gives_the_same_answer_says_so() -> None:
     other = decide(POLICY, request(20_000), original.views, rotation=3, now=9.0, knowledge=known())
     tampered = dataclasses.replace(original, placement=other.placement)
     assert not explain(tampered, POLICY).is_reproduced
-    with pytest.raises(ValueError, match="made by deepseek version 1, not by random"):
+    with pytest.raises(ValueError, match="made by deepseek version 2, not by random"):
         explain(original, make_policy("random"))
 
 
