@@ -335,6 +335,8 @@ async def _stream(handle: RequestHandle, grant: Grant, emit: Emit, spans: Genera
                     await _end(tokens, ready, emit)
             if tokens:
                 spans.tokens(len(tokens))
+                if tokens[-1].is_last:
+                    spans.last()
                 await emit(Tokens(tokens=tuple(tokens)))
                 if tokens[-1].is_last:
                     return

@@ -67,6 +67,11 @@ class GenerateSpans:
         self._num_tokens += count
         self._num_steps += 1
 
+    def last(self) -> None:
+        """No more tokens follow: from now on the caller may leave without having cancelled."""
+        self._end()
+        self._parent.answered("OK")
+
     def _begin(self) -> None:
         if self._generate is None and (started := self._handle.started_at) is not None:
             self._queue.end(at=started)
@@ -83,6 +88,9 @@ class GenerateSpans:
         traceback: TracebackType | None,
     ) -> None:
         """Ends both, whatever ended the sequence."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None = None) -> None:
         self._begin()
         generate = self._generate or NO_SPAN
         if generate.is_recording:

@@ -90,7 +90,10 @@ class Span:
         return ()
 
     def answered(self, code: str) -> None:
-        """Notes the status of the remote call this span is, by its name, such as `OK`."""
+        """Notes the status of the remote call this span is, by its name, such as `OK`.
+
+        After `OK` it cannot be cancelled any more: whoever has everything may leave at once.
+        """
 
     def fail(self, error: BaseException) -> None:
         """Notes what went wrong, as leaving a `with` by it would; only the first word counts."""

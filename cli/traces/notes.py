@@ -115,7 +115,7 @@ _PHRASES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("db.operation.name", str),
     ("disagg.kv.hit_blocks", lambda text: f"{text} hit"),
     ("disagg.kv.miss_blocks", lambda text: f"{text} missed"),
-    ("disagg.kv.blocks", _count("block")),
+    ("disagg.kv.blocks", lambda text: "" if text == "0" else _count("block")(text)),
     ("disagg.kv.bytes", _bytes("")),
     ("disagg.kv.prefetched_bytes", _bytes("read ahead")),
     ("disagg.verified", lambda text: "verified" if text == "true" else "NOT VERIFIED"),

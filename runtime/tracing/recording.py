@@ -321,24 +321,30 @@ class RecordedSpan(Span):
         if self._tracer.duplicates_rpc:
             number = next((known.value[0] for known in grpc.StatusCode if known.name == code), 2)
             self.set({"rpc.grpc.status_code": number})
-        if code == "CANCELLED":
-            self.set({"disagg.cancelled": True})
-        elif code != "OK":
+        if code == "OK":
+            self._is_marked = True
+        elif code == "CANCELLED":
+            self._cancel()
+        else:
             self._mark(code, is_error=self._kind == "client" or code in SERVER_FAULTS)
 
     def fail(self, error: BaseException) -> None:
         """See `Span.fail`."""
         if isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt):
-            self.set({"disagg.cancelled": True})
+            self._cancel()
         elif isinstance(error, DisaggError):
             if error.code is grpc.StatusCode.CANCELLED:
-                self.set({"disagg.cancelled": True})
+                self._cancel()
                 return
             is_error = self._kind == "client" or error.code.name in SERVER_FAULTS
             self._mark(error.reason.value, is_error=is_error)
         else:
             # The class alone: a text may hold what the caller sent.
             self._mark(type(error).__name__, is_error=True)
+
+    def _cancel(self) -> None:
+        if not self._is_marked:
+            self.set({"disagg.cancelled": True})
 
     def _mark(self, what: str, *, is_error: bool) -> None:
         if self._is_ended or self._is_marked:

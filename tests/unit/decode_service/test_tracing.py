@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
 import pytest
@@ -86,3 +87,19 @@ def test_without_a_trace_nothing_is_counted() -> None:
     assert fetching(TICKET) is NO_SPAN
     with GenerateSpans(Handle(0.0), 0.0, ManualClock()) as spans:
         spans.tokens(3)
+
+
+def test_who_has_the_last_token_may_leave() -> None:
+    found, clock = recorded(), ManualClock()
+
+    def leave() -> None:
+        with served(found), GenerateSpans(Handle(0.0), 0.0, clock) as spans:
+            spans.tokens(1)
+            spans.last()
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        leave()
+    for span in found.spans:
+        assert "disagg.cancelled" not in facts(span), span.name
+    assert facts(found.one("a.B/C")) == {"rpc.response.status_code": "OK"}
