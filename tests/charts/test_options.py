@@ -290,6 +290,18 @@ def test_monitors_scrape_each_process_once(rendered: Rendered) -> None:
     assert targets == [("demo-disagg-balancer", "http")]
 
 
+def test_a_balancer_with_tls_is_scraped_over_it(rendered: Rendered) -> None:
+    values = "metrics.serviceMonitor.enabled=true,tls.mode=mtls,tls.existingSecret=parts"
+    monitor = one(rendered("--set", values), "ServiceMonitor", "demo-disagg-balancer")
+    assert problem(monitor) is None
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {
+        "serverName": "disagg.internal",
+        "ca": {"secret": {"name": "parts", "key": "ca.crt"}},
+    }
+
+
 def test_each_rank_and_the_janitor_are_scraped(rendered: Rendered) -> None:
     objects = rendered("--set", "metrics.podMonitor.enabled=true,decode.ranks=3")
     pod = one(objects, "Deployment", "demo-disagg-decode")["spec"]["template"]
