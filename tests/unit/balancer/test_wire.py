@@ -9,6 +9,10 @@ from balancer.wire import FINISH_REASONS, fill_timing, fill_usage, logprobs_mess
 from disagg.v1 import common_pb2
 
 
+# Parts of the placement that the status page tells apart.
+STAYS_AT_HOME = {"lookup_us", "admit_us"}
+
+
 def test_every_finish_reason_has_a_value() -> None:
     assert set(FINISH_REASONS) == set(FinishReason)
     assert len(set(FINISH_REASONS.values())) == len(FinishReason)
@@ -18,7 +22,9 @@ def test_counts_and_times_arrive() -> None:
     usage, timing = common_pb2.Usage(), common_pb2.Timing()
     fill_usage(usage, Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=3))
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (1, 2, 3)
-    names = [field.name for field in dataclasses.fields(Timing)]
+    names = [
+        field.name for field in dataclasses.fields(Timing) if field.name not in STAYS_AT_HOME
+    ]
     values = {name: name if name.endswith("member") else i for i, name in enumerate(names, 1)}
     fill_timing(timing, Timing(**values))  # type: ignore[arg-type]  # by name
     assert {name: getattr(timing, name) for name in names} == values
