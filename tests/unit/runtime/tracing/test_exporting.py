@@ -1,16 +1,21 @@
 """What a tracer is opened with; spans on a real wire are tests/integration/test_tracing.py."""
 
+import gzip
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from runtime.clock import SystemClock
 from runtime.settings import SettingsError
 from runtime.telemetry import NO_TRACER
 from runtime.tracing import exporting
 from runtime.tracing.exporting import TracingUnavailable, open_tracer, resource_of
-from runtime.tracing.settings import TracingPlan
+from runtime.tracing.settings import TracingPlan, TracingSettings, resolve
 
 PLAN = TracingPlan(endpoint="http://127.0.0.1:1", resource={"k8s.pod.name": "p-0"})
 WHO = {"role": "decode", "version": "1.2", "instance": "decode-0-r1"}
@@ -85,3 +90,43 @@ def test_a_process_without_an_endpoint_loads_nothing_that_records_or_exports() -
         check=False,
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+class _Collector(BaseHTTPRequestHandler):
+    """Takes what is posted to it."""
+
+    posted: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.posted.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_spans_over_http() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        plan = resolve(
+            TracingSettings(sample_ratio=1.0),
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            },
+        )
+        tracer = open_tracer(plan, clock=SystemClock(), **WHO)
+        with tracer.serve("a.B/C", ()):
+            pass
+        tracer.close()
+        server.shutdown()
+        thread.join()
+    ((path, body),) = _Collector.posted
+    assert path == "/v1/traces"
+    export = ExportTraceServiceRequest.FromString(
+        gzip.decompress(body) if body[:1] == b"\x1f" else body
+    )
+    assert export.resource_spans[0].scope_spans[0].spans[0].name == "a.B/C"
