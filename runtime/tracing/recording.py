@@ -39,6 +39,7 @@ from runtime.tracing.table import (
     SpanName,
     Value,
 )
+from runtime.tracing.unsampled import UnsampledSpan
 
 FLUSH_S: Final = 5.0
 SERVER_FAULTS: Final = frozenset(
@@ -159,65 +160,6 @@ class OtelTracer(Tracer):
         with contextlib.suppress(Exception):  # what went wrong is in the log
             self._provider.force_flush(round(FLUSH_S * 1000))
         self._provider.shutdown()
-
-
-class UnsampledSpan(Span):
-    """A span of a trace that nobody records: its context goes on, so that nobody below does."""
-
-    __slots__ = ("_baggage", "_context", "_token")
-
-    def __init__(self, context: TraceContext, baggage: Mapping[str, str]) -> None:
-        self._context = context
-        self._baggage = baggage
-        self._token: Token[Span] | None = None
-
-    @property
-    def context(self) -> TraceContext:
-        """See `Span.context`."""
-        return self._context
-
-    def child(
-        self,
-        name: SpanName,
-        attributes: Attributes | None = None,
-        *,
-        at: float | None = None,
-    ) -> Span:
-        """See `Span.child`."""
-        del name, attributes, at
-        return NO_SPAN  # entering it leaves this one current
-
-    def call(
-        self,
-        method: str,
-        address: str,
-        attributes: Attributes | None = None,
-        *,
-        repeats: str = "",
-    ) -> Span:
-        """See `Span.call`."""
-        del method, address, attributes, repeats
-        return UnsampledSpan(self._context, self._baggage)
-
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        """See `Span.headers`."""
-        return write_headers(self._context, self._baggage)
-
-    def __enter__(self) -> Self:
-        """See `Span`."""
-        self._token = make_current(self)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """See `Span`."""
-        if self._token is not None:
-            restore(self._token)
-            self._token = None
 
 
 class RecordedSpan(Span):

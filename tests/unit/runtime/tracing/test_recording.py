@@ -10,7 +10,6 @@ from runtime.clock import ManualClock
 from runtime.errors import CallerLeft, InvalidRequest, Overloaded, Unavailable
 from runtime.telemetry import NO_SPAN, current
 from runtime.tracing import recording
-from runtime.tracing.recording import UnsampledSpan
 from tests.fakes.spans import facts, links, parent_id, recorded, served, span_id
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -127,23 +126,6 @@ def test_the_old_spelling_stands_beside_the_new_one() -> None:
         "p.S",
         14,
     )
-
-
-def test_an_unsampled_request_goes_on_unsampled() -> None:
-    found = recorded(samples=False)
-    headers = [("traceparent", PARENT[:-2] + "00"), ("baggage", "disagg.experiment=a,b=c")]
-    with found.tracer.serve("a.B/C", headers) as span:
-        assert isinstance(span, UnsampledSpan)
-        assert current() is span
-        with span.child("prefill.lookup") as child:
-            assert child is NO_SPAN
-            assert current() is span
-        passed_on = dict(span.call("d.E/F", "h:1").headers())
-    assert passed_on["traceparent"].startswith(PARENT[:36])
-    assert passed_on["traceparent"].endswith("-00")
-    assert passed_on["baggage"] == "disagg.experiment=a"
-    assert current() is NO_SPAN
-    assert found.spans == ()
 
 
 def test_a_call_that_may_not_begin_a_trace_needs_one() -> None:
