@@ -8,7 +8,6 @@ from balancer.journey.request import FinishReason, Logprobs, Timing, Usage
 from balancer.wire import FINISH_REASONS, fill_timing, fill_usage, logprobs_message
 from disagg.v1 import common_pb2
 
-
 # Parts of the placement that the status page tells apart.
 STAYS_AT_HOME = {"lookup_us", "admit_us"}
 
@@ -22,9 +21,7 @@ def test_counts_and_times_arrive() -> None:
     usage, timing = common_pb2.Usage(), common_pb2.Timing()
     fill_usage(usage, Usage(prompt_tokens=1, completion_tokens=2, cached_tokens=3))
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (1, 2, 3)
-    names = [
-        field.name for field in dataclasses.fields(Timing) if field.name not in STAYS_AT_HOME
-    ]
+    names = [field.name for field in dataclasses.fields(Timing) if field.name not in STAYS_AT_HOME]
     values = {name: name if name.endswith("member") else i for i, name in enumerate(names, 1)}
     fill_timing(timing, Timing(**values))  # type: ignore[arg-type]  # by name
     assert {name: getattr(timing, name) for name in names} == values
