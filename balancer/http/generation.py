@@ -130,18 +130,21 @@ class GenerationEndpoint:
             for name, value in targets.items():
                 if value is not None:
                     setattr(message, name, value)
-        current().set(
-            {
-                "gen_ai.request.stream": asked.is_stream,
-                "gen_ai.request.choice.count": len(asked.messages),
-            }
-        )
         with request_scope(request_id=named):
             check_model(asked.messages[0].model, self._parts.intake.card)
             requests = [
                 await self._checked(message, _id_of(named, number, asked), arrived_at, timeout_s)
                 for number, message in enumerate(asked.messages)
             ]
+            # Of the call, where each of its prompts is a request with an id of its own.
+            current().set(
+                {
+                    "disagg.request_id": named,
+                    "gen_ai.response.id": named,
+                    "gen_ai.request.stream": asked.is_stream,
+                    "gen_ai.request.choice.count": len(asked.messages),
+                }
+            )
             exchange.answer_headers["x-disagg-seed"] = str(requests[0].sampling.seed)
             await exchange.while_connected(
                 lambda: self._answer(exchange, asked, requests, named), is_stream=asked.is_stream

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import httpx2
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
@@ -270,3 +271,36 @@ async def test_an_unsampled_request_leaves_nothing_behind() -> None:
         headers = [("traceparent", PARENT[:-2] + "00")]
         assert len(await system.generate("unseen", LONG, metadata=headers)) == 8
         assert system.found.spans == ()
+
+
+async def test_two_prompts_of_one_http_call_are_no_retries_of_each_other() -> None:
+    async with traced_system(http={"port": 0}) as system:
+        body = {
+            "model": "tiny-v4",
+            "prompt": [list(LONG), list(tokens(21, salt=1))],
+            "max_tokens": 4,
+            "ignore_eos": True,
+        }
+        async with httpx2.AsyncClient(base_url=f"http://{system.http}", timeout=20) as client:
+            answer = await client.post(
+                "/v1/completions",
+                json=body,
+                headers={
+                    "traceparent": PARENT,
+                    "x-request-id": "both",
+                    "baggage": "disagg.experiment=a,user=secret",
+                },
+            )
+        assert answer.status_code == 200
+        await system.settle()
+        (front,) = system.found.named("POST /v1/completions")
+        said = facts(front)
+        assert front.kind is SERVER
+        assert parent_id(front) == "b7ad6b7169203331"
+        assert said["http.response.status_code"] == 200
+        assert said["disagg.request_id"] == "both"
+        assert said["gen_ai.request.choice.count"] == 2
+        calls = named(system.found.spans, PREFILL, CLIENT)
+        assert {facts(call)["disagg.request_id"] for call in calls} == {"both-0", "both-1"}
+        assert all(links(call) == [] for call in calls)
+        assert "secret" not in str([facts(span) for span in system.found.spans])
