@@ -12,7 +12,20 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cli import certs, config, demo, doctor, explain, generate, kv, trace, up, verify
+from cli import (
+    certs,
+    config,
+    demo,
+    doctor,
+    drain,
+    explain,
+    generate,
+    kv,
+    members,
+    trace,
+    up,
+    verify,
+)
 from cli.errors import CommandError
 from cli.local.signals import interruptible
 from cli.planning import ledger, plan, simulate, topology
@@ -30,6 +43,8 @@ _COMMANDS = (
     simulate,
     plan,
     kv,
+    members,
+    drain,
     config,
     doctor,
     certs,

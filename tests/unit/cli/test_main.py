@@ -12,7 +12,18 @@ from cli.errors import CommandError
 from cli.main import build_parser, main
 from runtime.errors import ExitCode
 
-COMMANDS = ("up", "demo", "generate", "verify", "topology", "ledger", "config", "doctor")
+COMMANDS = (
+    "up",
+    "demo",
+    "generate",
+    "verify",
+    "topology",
+    "ledger",
+    "members",
+    "drain",
+    "config",
+    "doctor",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
