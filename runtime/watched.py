@@ -64,11 +64,11 @@ class Watched(Generic[T]):
         try:
             self.value = _readable(self._read)
         except SecretError as error:
-            _log.error("secret.kept", secret=self._name, error=str(error))
+            _log.error("secret.kept", kind=self._name, error=str(error))
             self._metrics.set("disagg_secret_reload_success", 0, **self._labels)
             return False
         self.version += 1
-        _log.info("secret.reloaded", secret=self._name, version=self.version)
+        _log.info("secret.reloaded", kind=self._name, version=self.version)
         self._metrics.set("disagg_secret_reload_success", 1, **self._labels)
         return True
 

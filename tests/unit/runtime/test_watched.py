@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from runtime.logging import SECRET_KEYS
 from runtime.metrics import Metrics
 from runtime.watched import SecretError, Watched
 
@@ -39,3 +41,20 @@ def test_a_change_counts_and_a_bad_one_keeps_what_was(tmp_path: Path) -> None:
     path.unlink()
     assert not watched.refresh()
     assert (watched.value, succeeds()) == (3, 0)
+
+
+def test_the_log_tells_which_secret_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("1")
+    watched = Watched("api_keys", [path], path.read_text, metrics=Metrics(), role="decode")
+    with capture_logs() as lines:
+        path.write_text("22")
+        assert watched.refresh()
+        path.unlink()
+        assert not watched.refresh()
+    assert [(line["event"], line["kind"]) for line in lines] == [
+        ("secret.reloaded", "api_keys"),
+        ("secret.kept", "api_keys"),
+    ]
+    # The values of these keys are masked on their way out.
+    assert not any(SECRET_KEYS & line.keys() for line in lines)
