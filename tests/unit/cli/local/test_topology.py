@@ -70,7 +70,7 @@ REFUSED = [
     (["--decode-layout", "dp=2,path=c"], "path=c is not one of a, b"),
     (["--decode-layout", "dp"], "dp needs a positive number"),
     (["--decode-layout", "dp=0"], "dp needs a positive number"),
-    (["--decode-layout", "dp=1,dp=2"], "once"),
+    (["--decode-layout", "dp=1,dp=2"], "twice"),
     (["--decode-layout", "tp=2"], "'tp=2' is not one of dp, cp, ep, enp, attn_tp, path"),
     (["--decode-ranks", "2", "--decode-layout", "dp=4"], "give one of them"),
     (["--model", "/nowhere"], "there is no config.json"),
