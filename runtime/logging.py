@@ -59,13 +59,17 @@ def configure_logging(
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
+        else structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        )
     )
     tail: list[structlog.typing.Processor] = [
         structlog.stdlib.ProcessorFormatter.remove_processors_meta
     ]
     if form == "json":
-        tail.append(structlog.processors.dict_tracebacks)
+        # Without local variables: they hold prompts, tokens and keys. The same for the console.
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        tail.append(structlog.processors.ExceptionRenderer(frames))
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared, processors=[*tail, renderer]
     )

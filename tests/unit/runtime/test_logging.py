@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from runtime.logging import configure_logging, get_logger, request_scope
+from runtime.logging import Form, configure_logging, get_logger, request_scope
 from tests.fakes.spans import recorded, served
 
 
@@ -85,6 +85,20 @@ def test_tracebacks_are_part_of_the_line(stream: io.StringIO) -> None:
         get_logger("x").error("call.failed", exc_info=error)
     (record,) = lines(stream)
     assert record["exception"][0]["exc_type"] == "ValueError"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_tracebacks_hold_no_values_of_variables(form: Form, stream: io.StringIO) -> None:
+    configure_logging(form=form, stream=stream)
+    prompt = "the words of a caller"[::-1]  # so that no line of the source holds them
+    try:
+        raise ValueError("wrong" if prompt else "")
+    except ValueError as error:
+        get_logger("x").error("call.failed", exc_info=error)
+        logging.getLogger("of.a.library").exception("call failed")
+    text = stream.getvalue()
+    assert text.count("ValueError") >= 2
+    assert prompt not in text
 
 
 def test_people_get_text(stream: io.StringIO) -> None:
