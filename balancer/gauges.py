@@ -16,8 +16,10 @@ _STATES = {
     ExclusionCause.DRAINING: "draining",
     ExclusionCause.STALE: "stale",
     ExclusionCause.SUSPECT: "suspect",
-    ExclusionCause.NO_PARTNER: "mismatch",
 }
+# A snapshot knows no pairs; whoever places a request finds it out, and so do these gauges.
+_MISMATCH = "mismatch"
+_PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
 def publish_sizes(metrics: Metrics, tiers: Sequence[str], sizes: AdmissionStatistics) -> None:
@@ -30,18 +32,30 @@ def publish_sizes(metrics: Metrics, tiers: Sequence[str], sizes: AdmissionStatis
 
 
 def publish_members(metrics: Metrics, views: Sequence[MemberView]) -> None:
-    """Members by what hinders them, and groups by whether all their members are ready."""
+    """Members by what hinders them, and groups by whether all their members are ready.
+
+    A mismatch is a member that would take work, beside members of the other role that would too,
+    none of which stores KV in its form. While the other role has nobody, it only waits.
+    """
     members: Counter[tuple[Role, str]] = Counter()
     ready: Counter[tuple[Role, str]] = Counter()
     sizes: dict[tuple[Role, str], int] = {}
+    layouts: dict[Role, set[bytes]] = {role: set() for role in Role}
+    for view in views:
+        if view.exclusion is None:
+            layouts[view.member.role].add(view.member.fingerprint)
     for view in views:
         member = view.member
-        members[member.role, _STATES.get(view.exclusion, "not_ready")] += 1
+        partners = layouts[_PARTNERS[member.role]]
+        state = _STATES.get(view.exclusion, "not_ready")
+        if view.exclusion is None and partners and member.fingerprint not in partners:
+            state = _MISMATCH
+        members[member.role, state] += 1
         group = (member.role, member.group_id)
         sizes[group] = max(sizes.get(group, 0), member.group_size)
         ready[group] += view.exclusion is None
     for role in Role:
-        for state in _STATES.values():
+        for state in (*_STATES.values(), _MISMATCH):
             metrics.set("disagg_members", members[role, state], role=role.value, state=state)
         complete = sum(key[0] is role and ready[key] >= size for key, size in sizes.items())
         total = sum(key[0] is role for key in sizes)

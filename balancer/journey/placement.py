@@ -251,7 +251,7 @@ class Placer:
             attempt=journey.attempt,
             num_tokens=num_tokens,
             max_new_tokens=request.max_tokens - journey.transcript.seq,
-            avoid=frozenset(journey.avoid),
+            avoid=journey.avoid | self._others(journey, now),
             full=frozenset(full),
             cached_tokens=journey.expected_cached,
             priority=request.priority,
@@ -265,6 +265,18 @@ class Placer:
         journey.is_placed = True
         self._count(_OUTCOMES[placement.verdict], placement)
         return placement
+
+    def _others(self, journey: Journey, now: float) -> frozenset[str]:
+        """Members of another model or KV layout than an answer began with: none may go on with it.
+
+        Empty until a token went out; from then on one answer is one model's, also in an upgrade.
+        """
+        if not journey.transcript.seq:
+            return frozenset()
+        members = (view.member for view in self._members.views(now))
+        return frozenset(
+            member.member_id for member in members if member.fingerprint != journey.fingerprint
+        )
 
     async def _reserve(
         self, journey: Journey, placement: Placement, prefill: Member, decode: Member

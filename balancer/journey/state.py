@@ -75,6 +75,7 @@ class Journey:
         leg: Part of the attempt that is on.
         member_id: The member that works on it.
         group_id: Its group.
+        fingerprint: Its KV layout and model.
         outage: What is waited for.
         bypass_prefix: Stored prefixes are not to be trusted for this request.
         avoid: Members this request should not meet again.
@@ -95,6 +96,7 @@ class Journey:
     leg: Leg = Leg.RESERVE
     member_id: str = ""
     group_id: str = ""
+    fingerprint: bytes = b""
     bypass_prefix: bool = False
     avoid: set[str] = field(default_factory=set)
     cached_tokens: int = 0
@@ -147,3 +149,4 @@ class Journey:
     def enter(self, leg: Leg, member: Member) -> None:
         """From now on this member works on this leg."""
         self.leg, self.member_id, self.group_id = leg, member.member_id, member.group_id
+        self.fingerprint = member.fingerprint

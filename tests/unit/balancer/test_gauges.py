@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from balancer.admission import Admission
 from balancer.gauges import publish_members, publish_sizes
-from balancer.membership import ExclusionCause, MemberView, Role
+from balancer.membership import ExclusionCause, Member, MemberView, Role
 from runtime.metrics import Metrics
 from tests.fakes.memberships import member
 
@@ -46,3 +46,40 @@ def test_a_group_is_complete_when_all_its_members_are_ready() -> None:
     assert metrics.value("disagg_groups", role="decode", state="complete") == 1
     assert metrics.value("disagg_groups", role="decode", state="incomplete") == 2
     assert metrics.value("disagg_members", role="prefill") == 0
+
+
+def test_members_that_find_nobody_of_their_layout_are_a_mismatch() -> None:
+    metrics = Metrics()
+
+    def publish(*members: Member) -> dict[str, float]:
+        views = [
+            MemberView(member=made, age_s=0.0, outstanding_requests=0, outstanding_tokens=0)
+            for made in members
+        ]
+        publish_members(metrics, views)
+        return {
+            f"{role} {state}": metrics.value("disagg_members", role=role, state=state)
+            for role in ("prefill", "decode")
+            for state in ("ready", "mismatch")
+        }
+
+    old, new = {"fingerprint": b"old"}, {"fingerprint": b"new"}
+    decodes = [member("d0", **old), member("d1", **new)]
+    assert publish(*decodes) == {
+        "prefill ready": 0,
+        "prefill mismatch": 0,
+        "decode ready": 2,
+        "decode mismatch": 0,
+    }
+    assert publish(*decodes, member("p0", Role.PREFILL, **old)) == {
+        "prefill ready": 1,
+        "prefill mismatch": 0,
+        "decode ready": 1,
+        "decode mismatch": 1,
+    }
+    assert publish(decodes[1], member("p0", Role.PREFILL, **old)) == {
+        "prefill ready": 0,
+        "prefill mismatch": 1,
+        "decode ready": 0,
+        "decode mismatch": 1,
+    }

@@ -208,6 +208,31 @@ async def test_members_to_avoid_are_better_than_none() -> None:
             assert pair.decode.member_id in {"d0", "d1"}
 
 
+async def test_an_answer_goes_on_with_the_model_it_began_with() -> None:
+    async with CleanUps(limit_s=1.0) as cleanups:
+        bench = Bench(Slots(), cleanups, recovery_wait_s=0.0)
+        bench.members.observe(member("p1", Role.PREFILL, fingerprint=b"layout-2"), 0.0)
+        bench.members.observe(member("d2", fingerprint=b"layout-2"), 0.0)
+        journey = bench.journey()
+        journey.transcript.begin(1)
+        journey.enter(Leg.DECODE, member("d9", fingerprint=b"layout-2"))
+        journey.avoid = {"d2"}
+        # Nothing went out yet: any model may answer, and d2 failed before.
+        async with bench.placer.reserved(journey) as pair:
+            assert pair.decode.member_id in {"d0", "d1"}
+        journey.enter(Leg.DECODE, member("d9", fingerprint=b"layout-2"))
+        journey.transcript.take(1, 1, [5], (), None)
+        # d2 is better than another model, though it failed before ...
+        async with bench.placer.reserved(journey) as pair:
+            assert (pair.prefill.member_id, pair.decode.member_id) == ("p1", "d2")
+        assert not journey.avoid
+        # ... and no model is better than another one.
+        bench.members.order_drain("d2")
+        with pytest.raises(Unavailable, match="no decode member is ready"):
+            async with bench.placer.reserved(journey):
+                pytest.fail("the others have another model")
+
+
 async def test_a_request_that_never_fits_does_not_wait() -> None:
     async with CleanUps(limit_s=1.0) as cleanups:
         bench = Bench(Slots(), cleanups)
