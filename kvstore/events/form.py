@@ -3,6 +3,12 @@
 Pure functions. The form is vLLM's, so that its consumers read ours: hashes are the low 64 bits of
 our names, unsigned. Entries of a shared store say medium STORAGE and locality REMOTE, since only
 LOCAL entries belong in the prefix index of one worker.
+
+Invariant: what vLLM's types declare without a default is always there, nil where we have nothing to
+say; what has a default is left out when it is None. Its decoder refuses a batch otherwise.
+
+The salt of a chain is never told, in `extra_keys` or elsewhere: it is what keeps one tenant from
+naming the blocks of another. The names of a salted chain can be matched, and not recomputed.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ class BlockStored:
 
     `parent_block_hash` is the block before the first of them; None at the start of a chain.
     `token_ids` are those of all blocks, or nothing where the writer keeps them to itself.
+    `extra_keys` would be one entry per block; ours have none.
     """
 
     block_hashes: tuple[int, ...]
@@ -51,6 +58,8 @@ class BlockRemoved:
 class AllBlocksCleared:
     """Nothing is stored any more."""
 
+
+_REQUIRED_NONE = frozenset({"parent_block_hash", "lora_id", "lora_name", "medium"})
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
@@ -85,10 +94,10 @@ def encode_batch(ts: float, events: Sequence[Event], dp_rank: int) -> bytes:
 
 
 def _as_map(event: Event) -> dict[str, object]:
-    """A map with the type first; what is None is left out, but for the parent of a chain."""
+    """A map with the type first; what is None is left out where a reader has a default for it."""
     values: dict[str, object] = {"type": type(event).__name__}
     for item in fields(event):
         value = getattr(event, item.name)
-        if value is not None or item.name == "parent_block_hash":
+        if value is not None or item.name in _REQUIRED_NONE:
             values[item.name] = value
     return values
