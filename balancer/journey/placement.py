@@ -251,7 +251,7 @@ class Placer:
             attempt=journey.attempt,
             num_tokens=num_tokens,
             max_new_tokens=request.max_tokens - journey.transcript.seq,
-            avoid=journey.avoid | self._others(journey, now),
+            avoid=self._others(journey, now) | journey.avoid,
             full=frozenset(full),
             cached_tokens=journey.expected_cached,
             priority=request.priority,
