@@ -1,8 +1,10 @@
 """Which collectives a step of a layout makes, and how many bytes they move. Pure arithmetic.
 
-A line counts one operation on one channel. Bytes are those one rank sends in a step: rows to
-distinct ranks in the worst case for dispatch and combine (combine: that come back), a ring for
-reductions and gathers. Dense all-reduces appear only with attention TP.
+A line counts one operation on one channel. Bytes are those one rank sends in a step: a ring for
+reductions and gathers, for dispatch and combine (combine: that come back) a row to each of its
+target ranks in the worst case, its own among them: min(top_k, ep). This engine's own transports
+copy a row once for each choice instead, also when two choices are on one rank, and record that.
+Dense all-reduces appear only with attention TP.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class WireFormat:
             rows that ranks gather or sum.
         scale_group: numbers that share a float32 scale; None for no scales.
         extra_bytes: beside the numbers, per dispatched row.
+        is_per_choice: a row travels once per choice, not once per rank that holds some of them.
     """
 
     name: str
@@ -44,6 +47,11 @@ class WireFormat:
     result_bytes: int
     scale_group: int | None = None
     extra_bytes: int = 0
+    is_per_choice: bool = False
+
+    def targets(self, top_k: int, ep: int) -> int:
+        """How often a row with `top_k` choices over `ep` ranks travels, at worst."""
+        return top_k if self.is_per_choice else min(top_k, ep)
 
     def dispatch_bytes(self, hidden: int) -> int:
         """Of one row to one target."""
@@ -57,8 +65,10 @@ class WireFormat:
 
 FP8_WIRE = WireFormat(name="fp8 rows, bf16 results", value_bytes=1, result_bytes=2, scale_group=128)
 BF16_WIRE = WireFormat(name="bf16", value_bytes=2, result_bytes=2)
-# What this engine sends on CPUs: rows with their weight and slot.
-FLOAT32_WIRE = WireFormat(name="float32", value_bytes=4, result_bytes=4, extra_bytes=8)
+# What this engine sends on CPUs: a row for each choice, with its weight and slot.
+FLOAT32_WIRE = WireFormat(
+    name="float32", value_bytes=4, result_bytes=4, extra_bytes=8, is_per_choice=True
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +286,7 @@ def _dispatches(layout: Layout, model: StepModel, shape: StepShape, rows: int) -
     if layout.ep == 1:
         return
     layers, hidden = model.num_moe_layers, model.hidden
-    # Worst case: every choice of a row lives on another rank.
-    targets = rows * model.top_k
+    targets = rows * shape.wire.targets(model.top_k, layout.ep)
     sent = layers * targets * shape.wire.dispatch_bytes(hidden)
     returned = layers * targets * shape.wire.combine_bytes(hidden)
     if shape.is_fused:

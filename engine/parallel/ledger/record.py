@@ -1,7 +1,8 @@
 """What a rank really sent: every collective of every step, by channel and operation.
 
 Recording stands around the ports, so that no transport knows of it. Bytes are those of this rank's
-rows: sent in a dispatch, received in a combine, whatever the transport copies on the way.
+rows, one for each choice: sent in a dispatch, received in a combine. The gloo form sends just that;
+shared memory copies less, since peers read a row where it lies.
 
 Invariant: the sequence of operations on a channel is equal on all its members, so their digests
 are equal after the same number of steps; bytes may differ. Only one-sided channels are exempt.

@@ -110,6 +110,18 @@ def test_bytes_vector():
         assert line.num_bytes // line.count == expected[f"{operation}_rows_layer"]
 
 
+@pytest.mark.parametrize(("ep", "targets"), [(2, 2), (4, 4), (8, 6), (64, 6)])
+def test_a_row_travels_once_to_each_rank_of_its_experts(ep, targets):
+    model = StepModel(hidden=5120, top_k=6, num_layers=40, num_moe_layers=40)
+    layout = Layout(dp=ep, ep=ep)
+    lines = by_name(predict_step(layout, model, StepShape(tokens=60)))
+    assert lines["experts", "dispatch"].num_bytes == 40 * 60 * targets * 5_280
+    assert lines["experts", "combine"].num_bytes == 40 * 60 * targets * 10_240
+    # This engine's transports carry a row for each of its choices.
+    own = by_name(predict_step(layout, model, StepShape(tokens=60, wire=FLOAT32_WIRE)))
+    assert own["experts", "combine"].num_bytes == 40 * 60 * 6 * 20_480
+
+
 def test_bytes_of_context_gathers():
     shape = StepShape(tokens=1000, is_prefill=True)
     lines = by_name(predict_step(CONTEXT, V41, shape))
