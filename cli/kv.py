@@ -56,7 +56,11 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "damage hand-offs at random and count what goes unnoticed",
         "mutate --count 10000",
         more="Writes hand-offs of its own, damages only those, puts back what it touched after "
-        "every round and removes them at the end: a store in use is left as it was.",
+        "every round, reads it once more as a control, and removes them at the end: a store in use "
+        "is left as it was. Killed in between, it leaves a few kilobytes under a layout of its own: "
+        "its hand-offs go when their lease of a minute lapses and a janitor comes by, its blocks "
+        "end with their life of 10 minutes; `disagg kv stats` names the layout, `disagg kv flush "
+        "--fingerprint` removes it at once.",
         store_required=False,
     )
     mutating.add_argument("--count", type=int, default=10_000, help="mutations (10000)")
@@ -195,7 +199,7 @@ def flush(options: argparse.Namespace) -> int:
 
 
 def mutate(options: argparse.Namespace) -> int:
-    """`disagg kv mutate`; 1 if a mutation went unnoticed."""
+    """`disagg kv mutate`; 1 if a mutation went unnoticed or an undamaged hand-off is unreadable."""
     from kvstore.mutation.draws import Draws
     from kvstore.mutation.world import mutate as run
     from runtime.clock import SystemClock
@@ -215,15 +219,16 @@ def mutate(options: argparse.Namespace) -> int:
             clock=SystemClock().now,
             on_round=tell,
         )
-    undetected = len(report.undetected)
+    undetected, unreadable = len(report.undetected), len(report.unreadable)
     if options.json:
         show_json(
             {
                 "mutations": report.mutations,
                 "undetected": undetected,
+                "unreadable_controls": unreadable,
                 "by_kind": dict(sorted(report.by_kind.items())),
                 "seed": options.seed,
-                "examples": report.undetected[:10],
+                "examples": [*report.undetected[:10], *report.unreadable[:10]],
             }
         )
     else:
@@ -232,8 +237,13 @@ def mutate(options: argparse.Namespace) -> int:
             show(line)
         for example in report.undetected[:10]:
             show(f"unnoticed: {example} of seed {options.seed}")
-        show(f"{plural(report.mutations, 'mutation')}, {undetected} undetected")
-    return ExitCode.FAILED if undetected else ExitCode.OK
+        for example in report.unreadable[:10]:
+            show(f"unreadable though undamaged: {example} of seed {options.seed}")
+        show(
+            f"{plural(report.mutations, 'mutation')}, {undetected} undetected, "
+            f"{unreadable} undamaged hand-offs unreadable"
+        )
+    return ExitCode.FAILED if undetected or unreadable else ExitCode.OK
 
 
 @contextmanager

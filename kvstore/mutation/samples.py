@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disagg import block_hash
@@ -29,7 +30,11 @@ _TAIL_TOKEN_BYTES = 25
 def sample_config() -> KvStoreConfig:
     """Blocks and segments so small that a few hundred bytes take several segments."""
     return KvStoreConfig(
-        block_tokens=BLOCK_TOKENS, owner="mutation", segment_bytes=SEGMENT_BYTES, pipeline_depth=4
+        block_tokens=BLOCK_TOKENS,
+        owner="mutation",
+        segment_bytes=SEGMENT_BYTES,
+        pipeline_depth=4,
+        cache_ttl_s=600.0,  # of what a killed run leaves
     )
 
 
@@ -48,13 +53,39 @@ class Sample:
         """Names of its full blocks."""
         return block_hash.chain(self.token_ids, BLOCK_TOKENS, salt=self.salt)
 
+    @property
+    def block_payloads(self) -> list[bytes]:
+        """One payload per full block."""
+        return [_bytes_of(name.hex(), self.block_bytes) for name in self.hashes]
+
+    def state_at(self, num_blocks: int) -> bytes:
+        """The boundary state at the end of its first `num_blocks` blocks; in as many segments."""
+        name = self.hashes[num_blocks - 1].hex()
+        return _bytes_of(f"boundary {name}", self.block_bytes - 10)
+
+    @property
+    def tail_kv(self) -> bytes:
+        """Entries of the unfinished block; may be empty."""
+        rest = len(self.token_ids) % BLOCK_TOKENS
+        return _bytes_of(f"tail {self._text}", _TAIL_TOKEN_BYTES * rest)
+
+    @property
+    def tail_state(self) -> bytes:
+        """State at the end."""
+        return _bytes_of(f"state {self._text}", _STATE_BYTES)
+
+    @property
+    def _text(self) -> str:
+        return f"{self.salt} {self.token_ids}"
+
     def hand_over(self, store: KvStore) -> Ticket:
-        """Publishes the blocks and commits."""
+        """Publishes the blocks with the states between them, and commits."""
         hashes = self.hashes
-        blocks = [(name, _bytes_of(name.hex(), self.block_bytes)) for name in hashes]
+        blocks = list(zip(hashes, self.block_payloads, strict=True))
         digests = store.put_blocks(blocks, attempt=self.attempt)
+        for idx, name in enumerate(hashes):
+            store.put_state(name, self.state_at(idx + 1), attempt=self.attempt)
         rest = self.token_ids[len(hashes) * BLOCK_TOKENS :]
-        text = f"{self.salt} {self.token_ids}"
         return store.commit(
             HandoffDraft(
                 request_id=self.request_id,
@@ -63,8 +94,8 @@ class Sample:
                 block_hashes=hashes,
                 block_digests=digests,
                 tail_tokens=rest,
-                tail_kv=_bytes_of(f"tail {text}", _TAIL_TOKEN_BYTES * len(rest)),
-                tail_state=_bytes_of(f"state {text}", _STATE_BYTES),
+                tail_kv=self.tail_kv,
+                tail_state=self.tail_state,
                 first_token=7,
                 salt=self.salt,
             )
@@ -74,11 +105,7 @@ class Sample:
         """Keys of all values a reader of its hand-off needs."""
         fingerprint, handoff_id = ticket.fingerprint, ticket.handoff_id
         keys = [body_key(handoff_id)]
-        for name in self.hashes:
-            count = _num_segments(self.block_bytes)
-            keys += [data_key(fingerprint, name, Component.KV, number) for number in range(count)]
-            if count > 1:
-                keys.append(index_key(fingerprint, name))
+        keys += self._block_keys(fingerprint, self.hashes, Component.KV)
         rest = len(self.token_ids) % BLOCK_TOKENS
         for component, size in zip(
             TAIL_COMPONENTS, (_TAIL_TOKEN_BYTES * rest, _STATE_BYTES), strict=True
@@ -88,6 +115,31 @@ class Sample:
                 for number in range(_num_segments(size))
             ]
         return sorted(keys)
+
+    def prefix_keys(self, ticket: Ticket) -> list[bytes]:
+        """Keys of all values that a prompt with these blocks needs to go on behind them."""
+        hashes, fingerprint = self.hashes, ticket.fingerprint
+        keys = self._block_keys(fingerprint, hashes, Component.KV)
+        keys += self._block_keys(fingerprint, hashes[-1:], Component.STATE)
+        return sorted(set(keys))
+
+    def inner_keys(self, ticket: Ticket) -> list[bytes]:
+        """Keys of the states before the last one, which nobody needs who has the last one."""
+        return sorted(self._block_keys(ticket.fingerprint, self.hashes[:-1], Component.STATE))
+
+    def _block_keys(
+        self, fingerprint: bytes, hashes: Sequence[bytes], component: Component
+    ) -> list[bytes]:
+        # Blocks and states are of as many segments, so one count and one record is for both.
+        count = _num_segments(self.block_bytes)
+        keys = [
+            data_key(fingerprint, name, component, number)
+            for name in hashes
+            for number in range(count)
+        ]
+        if count > 1:
+            keys += [index_key(fingerprint, name) for name in hashes]
+        return keys
 
     def control_keys(self, ticket: Ticket) -> tuple[bytes, bytes]:
         """Keys of the lease and of the attempt."""

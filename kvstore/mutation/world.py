@@ -1,8 +1,9 @@
 """Random damage to committed hand-offs, and what a reader makes of it.
 
-Each round damages what one hand-off needs, reads that hand-off, and puts back what was touched. The
-damage is detected when the read raises an error of the library; whatever it returns otherwise is
-wrong. Works through the two ports alone, under a fingerprint of its own, so it can run beside
+Each round damages what one hand-off needs, reads that hand-off, puts back what was touched, and
+reads it again. The damage is detected when the first read raises an error of the library (or is
+offered a shorter prefix); whatever it returns otherwise is wrong. The second read is the control: it
+must return what was written, bit by bit, or the run shows nothing. Works through the two ports alone, under a fingerprint of its own, so it can run beside
 others on any store and leaves it as it was.
 """
 
@@ -13,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from kvstore.backends.base import Backend, HandoffKeys, PutItem
-from kvstore.errors import KvStoreError
 from kvstore.keys import FINGERPRINT_BYTES, HEADER_BYTES
 from kvstore.mutation.draws import Draws
+from kvstore.mutation.readings import Reading, read_prefix, read_ticket
 from kvstore.mutation.samples import Sample, sample_config, samples
 from kvstore.store import KvStore
 from kvstore.ticket import Ticket
@@ -36,7 +37,16 @@ KINDS = (
     "drop",
     "half_written",
     "ticket",
+    "prefix_flip",
+    "prefix_flip_header",
+    "prefix_swap",
+    "prefix_truncate",
+    "prefix_grow",
+    "prefix_other_revision",
+    "prefix_drop",
 )
+"""Kinds of damage; those that start with `prefix` are read as a later request with the same beginning
+would, by blocks and the state at their end."""
 
 TICKET_CHANGES: tuple[dict[str, object], ...] = (
     {"handoff_id": "0" * 32},
@@ -53,6 +63,7 @@ TICKET_CHANGES: tuple[dict[str, object], ...] = (
     {"fencing_token": 2**63},
 )
 
+_PREFIX = "prefix_"
 _LIFE_MS = 600_000
 _EARLIER = 4  # index of the sample that is handed over for a second time, as attempt 2
 
@@ -65,20 +76,44 @@ class Report:
         mutations: Rounds.
         by_kind: Rounds by kind of damage.
         undetected: A line for each round whose damage was not noticed.
+        unreadable: A line for each round after which the hand-off, put back, could not be read bit by
+            bit as it was written.
     """
 
     mutations: int = 0
     by_kind: Counter[str] = field(default_factory=Counter)
     undetected: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A committed hand-off: what it was made from, its ticket, the values a reader needs."""
+    """A committed hand-off: what it was made from, its ticket, the values a reader needs.
+
+    `keys` are those of its reader: by ticket, or by its blocks and their last state.
+    """
 
     sample: Sample
     ticket: Ticket
     keys: tuple[bytes, ...]
+    is_by_prefix: bool = False
+
+    @property
+    def all_keys(self) -> tuple[bytes, ...]:
+        """Keys of all values that were written for it."""
+        sample, ticket = self.sample, self.ticket
+        return tuple(
+            {
+                *sample.value_keys(ticket),
+                *sample.prefix_keys(ticket),
+                *sample.inner_keys(ticket),
+            }
+        )
+
+    def by_prefix(self) -> Victim:
+        """The same, for a reader who knows no ticket."""
+        keys = tuple(self.sample.prefix_keys(self.ticket))
+        return replace(self, keys=keys, is_by_prefix=True)
 
 
 class World:
@@ -106,19 +141,23 @@ class World:
         self.victims = [self._commit(sample) for sample in chosen]
 
     def is_detected(self, victim: Victim) -> bool:
-        """Whether reading the hand-off raises."""
-        sample = victim.sample
-        try:
-            with self.store.open_ticket(victim.ticket, sample.token_ids, sample.salt) as reader:
-                reader.fetch()
-        except KvStoreError:
-            return True
-        return False
+        """Whether a reader of the hand-off is told, or offered less."""
+        return self._read(victim) in (Reading.REFUSED, Reading.LESS)
+
+    def is_readable(self, victim: Victim) -> bool:
+        """Whether the hand-off of this request, as it is now, comes back bit by bit."""
+        request_id = victim.sample.request_id
+        whole = next(one for one in self.victims if one.sample.request_id == request_id)
+        return self._read(whole) is Reading.EXACT and self._read(whole.by_prefix()) is Reading.EXACT
 
     def damage(self, kind: str) -> Victim:
         """Applies one mutation of a kind; the hand-off that must not be readable now."""
-        victim = self.draws.choice(self.victims)
-        apply: Callable[[Victim], Victim | None] = getattr(self, f"_{kind}")
+        if kind.startswith(_PREFIX):
+            with_blocks = [one for one in self.victims if one.sample.hashes]
+            victim = self.draws.choice(with_blocks).by_prefix()
+        else:
+            victim = self.draws.choice(self.victims)
+        apply: Callable[[Victim], Victim | None] = getattr(self, f"_{kind.removeprefix(_PREFIX)}")
         return apply(victim) or victim
 
     def restore(self) -> None:
@@ -134,17 +173,23 @@ class World:
         for victim in (*self.victims, self._earlier):
             self._remove(victim)
 
+    def _read(self, victim: Victim) -> Reading:
+        if victim.is_by_prefix:
+            return read_prefix(self.store, victim.sample)
+        return read_ticket(self.store, victim.ticket, victim.sample)
+
     def _commit(self, sample: Sample) -> Victim:
         ticket = sample.hand_over(self.store)
         victim = Victim(sample, ticket, tuple(sample.value_keys(ticket)))
-        self._remembered.update(self._values(victim.keys))
+        self._remembered.update(self._values(victim.all_keys))
         return victim
 
     def _is_whole(self, victim: Victim) -> bool:
         """Whether all its values are as they were written, and its lease and attempt as well."""
         ticket = victim.ticket
-        now = self._values(victim.keys)
-        if any(now.get(key) != self._remembered[key] for key in victim.keys):
+        keys = victim.all_keys
+        now = self._values(keys)
+        if any(now.get(key) != self._remembered[key] for key in keys):
             return False
         lease, attempt = victim.sample.control_keys(ticket)
         newest = self._backend.fence(attempt, 0, 0)
@@ -152,7 +197,7 @@ class World:
 
     def _remove(self, victim: Victim) -> None:
         lease, attempt = victim.sample.control_keys(victim.ticket)
-        for key in (*victim.keys, attempt):
+        for key in (*victim.all_keys, attempt):
             self._delete(key)
         self._drop_lease(lease)
 
@@ -202,7 +247,7 @@ class World:
 
     def _swap(self, victim: Victim) -> None:
         values, one = self._remembered, self._key(victim)
-        present = [key for other in self.victims for key in other.keys]
+        present = [key for other in self.victims for key in other.all_keys]
         other = self.draws.choice([key for key in present if values[key] != values[one]])
         self._write(one, values[other])
         self._write(other, values[one])
@@ -250,7 +295,9 @@ class World:
 
     def _drop(self, victim: Victim) -> None:
         lease, attempt = victim.sample.control_keys(victim.ticket)
-        key = self.draws.choice([*victim.keys, lease, attempt])
+        # Who reads by prefix knows nothing of leases and attempts.
+        control = () if victim.is_by_prefix else (lease, attempt)
+        key = self.draws.choice([*victim.keys, *control])
         if key == lease:
             self._drop_lease(key)
         else:
@@ -298,6 +345,8 @@ def mutate(
             if not world.is_detected(victim):
                 report.undetected.append(f"mutation {number}: {kind}")
             world.restore()
+            if not world.is_readable(victim):
+                report.unreadable.append(f"after mutation {number}: {kind}")
             on_round(number + 1)
     finally:
         world.close()

@@ -12,6 +12,7 @@ def check(backend: Backend, count: int, seed: int) -> None:
     report = mutate(backend, Draws(seed), count=count, clock=ManualClock())
     assert report.mutations == count
     assert report.undetected == []
+    assert report.unreadable == []
     assert set(report.by_kind) == set(KINDS)
 
 

@@ -11,6 +11,7 @@ import pytest
 from cli.main import main
 from kvstore import KvStore, embedded
 from kvstore.backends.keyed import KeyedBackend, read_key
+from kvstore.errors import TicketInvalid
 from kvstore.keys import body_key, lease_key
 from tests.fakes.servers import raw_tls_redis
 from tests.fakes.stores import FINGERPRINT, Prompt, RawRedis, make_store
@@ -116,7 +117,7 @@ def test_mutate_in_a_given_store_leaves_it_as_it_was(
     before = raw.values()
     assert run(raw, "mutate", "--count", "60", "--seed", "7", "--json") == 0
     found = answer(capsys)
-    assert (found["mutations"], found["undetected"]) == (60, 0)
+    assert (found["mutations"], found["undetected"], found["unreadable_controls"]) == (60, 0, 0)
     assert sum(found["by_kind"].values()) == 60
     assert raw.values() == before
     with store.open_ticket(ticket, PROMPT.token_ids) as reader:
@@ -128,6 +129,17 @@ def test_mutate_in_a_private_store(capsys: pytest.CaptureFixture[str]) -> None:
     assert "20 mutations, 0 undetected" in capsys.readouterr().out
     assert main(["kv", "mutate", "--count", "0"]) == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_mutate_fails_when_nothing_can_be_read(
+    raw: RawRedis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise TicketInvalid("num_tokens", 1, 2)
+
+    monkeypatch.setattr(KvStore, "open_ticket", refuse)
+    assert run(raw, "mutate", "--count", "5", "--json") == 1
+    assert answer(capsys)["unreadable_controls"] == 5
 
 
 def test_the_help_says_what_mutate_leaves_and_how_a_key_is_given(

@@ -14,6 +14,7 @@ def test_the_keys_are_all_that_was_written() -> None:
         ticket = sample.hand_over(store)
         lease, attempt = sample.control_keys(ticket)
         expected |= {*sample.value_keys(ticket), lease, attempt}
+        expected |= {*sample.prefix_keys(ticket), *sample.inner_keys(ticket)}
     assert set(backend._values) | set(backend._leases) == expected
 
 

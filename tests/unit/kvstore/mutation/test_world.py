@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvstore.backends.memory import MemoryBackend
+from kvstore.errors import StoreDown, TicketInvalid
 from kvstore.keys import Expected, HeaderError, Verified
 from kvstore.mutation.draws import Draws
 from kvstore.mutation.world import KINDS, World, mutate
+from kvstore.store import KvStore
 from tests.fakes.stores import ManualClock
 
 
@@ -25,6 +27,7 @@ def test_an_undamaged_world_is_readable(world: World) -> None:
     assert len(world.victims) == 5
     for victim in world.victims:
         assert not world.is_detected(victim)
+        assert world.is_readable(victim)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,8 +36,35 @@ def test_every_kind_is_noticed_and_put_back(world: World, kind: str) -> None:
         victim = world.damage(kind)
         assert world.is_detected(victim)
         world.restore()
+        assert world.is_readable(victim)
     for victim in world.victims:
         assert not world.is_detected(victim)
+
+
+def refuse(*_arguments: object) -> None:
+    raise TicketInvalid("num_tokens", 1, 2)
+
+
+@pytest.mark.parametrize("name", ["open_ticket", "get_blocks", "get_state"])
+def test_a_library_that_refuses_everything_is_found_out(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(KvStore, name, refuse)
+    report = mutate(backend, Draws(5), count=20, clock=ManualClock())
+    assert report.undetected == []
+    assert len(report.unreadable) > 10  # one of the five has no blocks to read by prefix
+    assert report.unreadable[0].startswith("after mutation 0: ")
+
+
+def test_a_store_that_is_gone_is_no_detection(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_arguments: object) -> None:
+        raise StoreDown("here", "no answer")
+
+    monkeypatch.setattr(KvStore, "open_ticket", gone)
+    with pytest.raises(StoreDown):
+        world.is_detected(world.victims[0])
 
 
 def test_nothing_is_left_behind(backend: MemoryBackend) -> None:
