@@ -14,9 +14,11 @@ from cli.errors import usage
 from runtime.bundled import MODEL, default_model
 
 if TYPE_CHECKING:
+    from engine.model.sizing.catalog import Gpu
     from engine.model.sizing.sizes import ModelSizes
     from engine.parallel.layout import ExpertShape, ExpertSlots, Layout
 
+DEFAULT_GPU = "h200"
 DEFAULT_MIN_REDUNDANT = 1
 _FLAGS = {
     "dp": (0, "engines per replica (default: ep / (cp * attn-tp))"),
@@ -26,7 +28,8 @@ _FLAGS = {
     "attn_tp": (1, "ranks that share the attention heads (default 1)"),
     "min_redundant": (
         DEFAULT_MIN_REDUNDANT,
-        f"fewest redundant experts of a layer (default {DEFAULT_MIN_REDUNDANT})",
+        f"fewest redundant experts of a layer (default {DEFAULT_MIN_REDUNDANT}, where a deployment "
+        "starts; engines on this machine start at 0, see --redundant of `disagg up`)",
     ),
 }
 # Elements of an expert's row that share a scale in quantised checkpoints.
@@ -40,6 +43,7 @@ class Plan:
     Attributes:
         model: Name or directory, for messages.
         sizes: Of the model.
+        gpu: Whose nodes bound cp and attn_tp.
         layout: None when a size cannot be.
         slots: Experts of a layer; None without routed experts, or without a layout.
         errors: One sentence for each violated check.
@@ -47,21 +51,24 @@ class Plan:
 
     model: str
     sizes: ModelSizes
+    gpu: Gpu
     layout: Layout | None
     slots: ExpertSlots | None
     errors: tuple[str, ...]
 
 
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
-    """Model and layout."""
+    """Model, layout and GPU. What is not given is None, so that --config can tell."""
     parser.add_argument(
         "--model",
-        default=str(default_model()),
         metavar="DIR|NAME",
         help=f"model directory, or v4-flash, v4-pro, v4.1-flash, llama3-70b (default {MODEL})",
     )
-    for name, (default, what) in _FLAGS.items():
-        parser.add_argument(_flag(name), type=int, default=default, metavar="N", help=what)
+    for name, (_, what) in _FLAGS.items():
+        parser.add_argument(_flag(name), type=int, metavar="N", help=what)
+    parser.add_argument(
+        "--gpu", default=DEFAULT_GPU, metavar="NAME", help=f"GPU to run on (default {DEFAULT_GPU})"
+    )
     parser.add_argument(
         "--config",
         type=Path,
@@ -71,23 +78,28 @@ def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def plan_of(options: argparse.Namespace, *, ranks_per_node: int | None = None) -> Plan:
+def plan_of(options: argparse.Namespace) -> Plan:
     """Model and layout of the flags or of the file they name, and everything wrong with them.
 
     Args:
         options: Parsed flags; `phase` tells whose settings a file is read as, `path` is `a` where
             rows are gathered instead of dispatched.
-        ranks_per_node: Of the GPU, where it is known.
 
     Raises:
-        CommandError: No such model, a config that cannot be read, or a file and flags beside it.
+        CommandError: No such model or GPU, a config that cannot be read, or a file and flags
+            beside it.
     """
+    is_of_service = options.config is not None
     options = _with_config(options)
+    gpu = _gpu(options)
     sizes = _sizes(options)
-    layout, slots, violations = _layout(options, sizes, ranks_per_node)
+    layout, slots, violations = _layout(options, sizes, gpu.ranks_per_node)
+    if layout is not None and is_of_service:
+        violations += _too_many(layout)
     return Plan(
         model=options.model,
         sizes=sizes,
+        gpu=gpu,
         layout=layout,
         slots=slots,
         errors=tuple(f"{check}: {text}" for check, text in violations),
@@ -100,23 +112,24 @@ def path_of(options: argparse.Namespace) -> str:
 
 
 def _with_config(options: argparse.Namespace) -> argparse.Namespace:
-    """The flags as a settings file gives them, if one is named."""
+    """The flags with their defaults, or as a settings file gives them, if one is named."""
+    defaults: dict[str, object] = {"model": str(default_model()), "path": "auto"}
+    defaults |= {name: default for name, (default, _) in _FLAGS.items()}
+    given = {
+        name: value for name in defaults if (value := getattr(options, name, None)) is not None
+    }
     if options.config is None:
-        return options
+        return argparse.Namespace(**{**vars(options), **defaults, **given})
+    for name, value in given.items():
+        raise usage(
+            f"{_flag(name)} {value} with --config {options.config}: the file says it; leave one of "
+            "them out"
+        )
     from cli.config import load_role
     from engine.parallel.errors import LayoutError
     from engine.parallel.layout import data_parallel, parse_layout
     from serving.settings import EngineProcessSettings
 
-    defaults: dict[str, object] = {"model": str(default_model()), "path": "auto"}
-    defaults |= {name: default for name, (default, _) in _FLAGS.items()}
-    for name, default in defaults.items():
-        given = getattr(options, name, default)
-        if given != default:
-            raise usage(
-                f"{_flag(name)} {given} with --config {options.config}: the file says it; leave "
-                "one of them out"
-            )
     role = "prefill" if getattr(options, "phase", "") == "prefill" else "decode"
     settings = cast("EngineProcessSettings", load_role(role, options.config).value)
     group = settings.group
@@ -138,6 +151,23 @@ def _with_config(options: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**changed)
 
 
+def _gpu(options: argparse.Namespace) -> Gpu:
+    from engine.model.config import ModelConfigError
+    from engine.model.sizing.catalog import read_gpu
+
+    try:
+        return read_gpu(options.gpu)
+    except ModelConfigError as error:
+        raise usage(f"--gpu {options.gpu}: {error}") from error
+
+
+def _too_many(layout: Layout) -> list[tuple[str, str]]:
+    """What the service whose settings they are would refuse; a dry run of flags may be larger."""
+    from engine.parallel.layout import check_world
+
+    return check_world(layout)
+
+
 def _sizes(options: argparse.Namespace) -> ModelSizes:
     from engine.model.config import ModelConfigError
     from engine.model.sizing.catalog import read_config
@@ -150,7 +180,7 @@ def _sizes(options: argparse.Namespace) -> ModelSizes:
 
 
 def _layout(
-    options: argparse.Namespace, sizes: ModelSizes, ranks_per_node: int | None
+    options: argparse.Namespace, sizes: ModelSizes, ranks_per_node: int
 ) -> tuple[Layout | None, ExpertSlots | None, list[tuple[str, str]]]:
     from engine.parallel.errors import LayoutError
     from engine.parallel.layout import (

@@ -42,7 +42,6 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
     parser.add_argument(
         "--path",
         choices=("auto", "a", "b"),
-        default="auto",
         help="how rows reach the experts with attention TP: gather (a) or cut and dispatch (b, "
         "also auto)",
     )
@@ -167,4 +166,13 @@ def _show(plan: Plan, lines: tuple[Line, ...], shape: StepShape) -> None:
         show(text)
     show()
     total = size(sum(line.num_bytes for line in lines))
-    show(f"{num_device_collectives(lines)} device collectives, {total} a rank and step")
+    once = [line.operation for line in lines if _is_once(line)]
+    beside = f" (beside {' and '.join(once)}, once a step)" if once else ""
+    show(f"{num_device_collectives(lines)} device collectives{beside}, {total} a rank and step")
+
+
+def _is_once(line: Line) -> bool:
+    """Whether a line of the device does not grow with the layers, and so is not in the count."""
+    from engine.parallel.ledger import Medium
+
+    return line.medium is Medium.DEVICE and not line.is_per_layer

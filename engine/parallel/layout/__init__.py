@@ -3,7 +3,7 @@
 from engine.parallel.layout.checks import AttentionShape, check_layout, require_valid
 from engine.parallel.layout.notation import RunLayout, data_parallel, parse_layout
 from engine.parallel.layout.ranks import Coordinates, Family, Layout
-from engine.parallel.layout.runnable import check_rows, check_run, require_runnable
+from engine.parallel.layout.runnable import check_rows, check_run, check_world, require_runnable
 from engine.parallel.layout.slots import ExpertSlots
 from engine.parallel.layout.tables import TableShards
 from engine.parallel.layout.tensor_parallel import (
@@ -33,6 +33,7 @@ __all__ = [
     "check_rows",
     "check_run",
     "check_tensor_layout",
+    "check_world",
     "data_parallel",
     "parse_layout",
     "require_runnable",

@@ -163,12 +163,17 @@ def _check_tables(
             )
         )
     if experts is not None and experts.min_redundant > experts.most_redundant:
+        most, logical = experts.most_redundant, experts.num_logical
+        reached = f"with which each of the {logical} experts is on all {experts.ep} ranks"
+        way_out = f"give {most} or less"
+        if experts.ep == 1:
+            reached = f"that double each of the {logical} experts"
+            way_out += "; with one rank (ep 1) none is of use"
         found.append(
             (
                 "SLOTS",
-                f"min_redundant {experts.min_redundant} is more than the "
-                f"{experts.most_redundant} with which each of the {experts.num_logical} experts is "
-                f"on all {experts.ep} ranks: give {experts.most_redundant} or less",
+                f"min_redundant {experts.min_redundant} is more than the {most} {reached}: "
+                f"{way_out}",
             )
         )
     for rows in engram_rows:

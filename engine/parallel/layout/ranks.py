@@ -13,9 +13,13 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from engine.parallel.errors import LayoutError
 from engine.parallel.layout.views import Channel, Groups, Transport, View
+
+# Far beyond what anybody runs as one group; everything about a layout can be listed up to here.
+MOST_RANKS: Final = 16_384
 
 
 class Family(enum.Enum):
@@ -63,7 +67,7 @@ class Layout:
         store_ranks: ranks that only hold table rows.
 
     Raises:
-        LayoutError: a size below 1 (below 0 where 0 has a meaning).
+        LayoutError: a size below 1 (below 0 where 0 has a meaning), or more than MOST_RANKS ranks.
     """
 
     dp: int = 0
@@ -87,6 +91,11 @@ class Layout:
             object.__setattr__(self, "dp", max(1, self.ep // self.engine_size))
         if not self.enp:
             object.__setattr__(self, "enp", self.replica_size + self.store_ranks)
+        if self.world_size > MOST_RANKS:
+            names = [name for name in ("dp", *lowest) if getattr(self, name)]
+            sizes = ", ".join(f"{name} {getattr(self, name)}" for name in dict.fromkeys(names))
+            text = f"{sizes} make {self.world_size} ranks, more than {MOST_RANKS}: lower the sizes"
+            raise LayoutError([("SIZE", text)])
 
     @property
     def engine_size(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.parallel.errors import LayoutError
 from engine.parallel.layout.checks import AttentionShape, Violations, check_layout
 from engine.parallel.layout.notation import RunLayout
+from engine.parallel.layout.ranks import Layout
 from engine.parallel.layout.slots import ExpertSlots
 from engine.parallel.layout.tensor_parallel import ExpertShape
 from engine.parallel.lockstep import EngineKind
@@ -33,11 +34,14 @@ def check_run(
         found.append(
             ("ROLE", f"store_ranks {layout.store_ranks}: ranks without an engine are for tables")
         )
-    if layout.world_size > MAX_WORLD:
-        found.append(
-            ("SIZE", f"{layout.world_size} ranks are more than {MAX_WORLD}: split the group")
-        )
-    return found + check_rows(run, expert=expert)
+    return found + check_world(layout) + check_rows(run, expert=expert)
+
+
+def check_world(layout: Layout) -> Violations:
+    """Whether engines run so many ranks as one group; a layout itself may have more."""
+    if layout.world_size <= MAX_WORLD:
+        return []
+    return [("SIZE", f"{layout.world_size} ranks are more than {MAX_WORLD}: split the group")]
 
 
 def check_rows(run: RunLayout, *, expert: ExpertShape | None = None) -> Violations:

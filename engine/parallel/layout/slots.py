@@ -40,7 +40,11 @@ class ExpertSlots:
 
     @property
     def most_redundant(self) -> int:
-        """The most replicas that serve anybody: with more, an expert is on some rank twice."""
+        """The most replicas that may be asked for: with more, an expert is on some rank twice.
+
+        One rank has no use for any, but may hold a copy of each: both sides of a system are given
+        the same number, and one of them may be a single rank.
+        """
         return self.num_logical * max(self.ep - 1, 1)
 
     @property
