@@ -57,10 +57,9 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "mutate --count 10000",
         more="Writes hand-offs of its own, damages only those, puts back what it touched after "
         "every round, reads it once more as a control, and removes them at the end: a store in use "
-        "is left as it was. Killed in between, it leaves a few kilobytes under a layout of its own: "
-        "its hand-offs go when their lease of a minute lapses and a janitor comes by, its blocks "
-        "end with their life of 10 minutes; `disagg kv stats` names the layout, `disagg kv flush "
-        "--fingerprint` removes it at once.",
+        "is left as it was. Killed in between, it leaves some kilobytes under a layout of its own "
+        "that end by themselves within 10 minutes; `disagg kv stats` names the layout, and `disagg "
+        "kv flush --fingerprint` removes it at once.",
         store_required=False,
     )
     mutating.add_argument("--count", type=int, default=10_000, help="mutations (10000)")

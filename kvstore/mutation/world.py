@@ -2,9 +2,10 @@
 
 Each round damages what one hand-off needs, reads that hand-off, puts back what was touched, and
 reads it again. The damage is detected when the first read raises an error of the library (or is
-offered a shorter prefix); whatever it returns otherwise is wrong. The second read is the control: it
-must return what was written, bit by bit, or the run shows nothing. Works through the two ports alone, under a fingerprint of its own, so it can run beside
-others on any store and leaves it as it was.
+offered a shorter prefix); whatever it returns otherwise is wrong. The second read is the control:
+it must return what was written, bit by bit, or the run shows nothing. Works through the two ports
+alone, under a fingerprint of its own, so it can run beside others on any store and leaves it as it
+was.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ KINDS = (
     "prefix_other_revision",
     "prefix_drop",
 )
-"""Kinds of damage; those that start with `prefix` are read as a later request with the same beginning
-would, by blocks and the state at their end."""
+"""Kinds of damage; those that start with `prefix` are read as a later request with the same
+beginning would, by blocks and the state at their end."""
 
 TICKET_CHANGES: tuple[dict[str, object], ...] = (
     {"handoff_id": "0" * 32},
@@ -76,8 +77,8 @@ class Report:
         mutations: Rounds.
         by_kind: Rounds by kind of damage.
         undetected: A line for each round whose damage was not noticed.
-        unreadable: A line for each round after which the hand-off, put back, could not be read bit by
-            bit as it was written.
+        unreadable: A line for each round after which the hand-off, put back, did not come back bit
+            by bit as it was written.
     """
 
     mutations: int = 0
