@@ -8,6 +8,7 @@ never silently changed.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +72,11 @@ class Topology:
         """The decode side."""
         return Side(name="decode", ranks=self.decode_ranks, layout=self.decode_layout)
 
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Both sides."""
+        return self.prefill, self.decode
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
@@ -110,7 +116,12 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
             help=f"layout of the {side} ranks, e.g. {example}; instead of --{side}-ranks",
         )
     parser.add_argument(
-        "--redundant", type=int, default=0, metavar="M", help="redundant experts (default 0)"
+        "--redundant",
+        type=int,
+        default=0,
+        metavar="M",
+        help="redundant experts of a layer, on both sides (default 0: they cost memory and win "
+        "little on one machine; the dry runs ask about a deployment, which starts at 1)",
     )
     parser.add_argument(
         "--draft", choices=("on", "off"), default="off", help="draft tokens (default off)"
@@ -160,7 +171,7 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
         )
     prefill_ranks, prefill_layout = _side(options, "prefill", directory, DEFAULT_PREFILL_RANKS)
     decode_ranks, decode_layout = _side(options, "decode", directory, DEFAULT_DECODE_RANKS)
-    return Topology(
+    topology = Topology(
         model=directory,
         prefill_ranks=prefill_ranks,
         decode_ranks=decode_ranks,
@@ -172,6 +183,10 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
         http_port=http_port,
         has_traces=getattr(options, "trace", False),
     )
+    if topology.redundant:
+        is_alone = getattr(options, "monolith", False)  # engines of the prefill layout do both
+        _check_redundant(topology, (topology.prefill,) if is_alone else topology.sides)
+    return topology
 
 
 def check_extras(options: argparse.Namespace) -> None:
@@ -183,6 +198,24 @@ def check_extras(options: argparse.Namespace) -> None:
     rebalance_after = getattr(options, "rebalance_after", None)
     if rebalance_after is not None and rebalance_after < 1:
         raise usage(f"--rebalance-after {rebalance_after}: give 1 step or more, or leave it out")
+
+
+def _check_redundant(topology: Topology, sides: Sequence[Side]) -> None:
+    """Raises CommandError if a side has no use for so many replicas; before anything starts."""
+    from engine.config import EngineRole
+    from engine.fit import require_layout
+    from engine.model.config import ModelConfig
+    from engine.parallel.layout import data_parallel, parse_layout
+
+    for side in sides:
+        run = parse_layout(side.layout) if side.layout else data_parallel(side.ranks)
+        try:
+            config = ModelConfig.load(topology.model)
+            require_layout(config, run, EngineRole(side.name), min_redundant=topology.redundant)
+        except ValueError as error:
+            raise usage(
+                f"--redundant {topology.redundant}, {side.name} ranks {run}: {error}"
+            ) from error
 
 
 def _side(options: argparse.Namespace, side: str, model: Path, default: int) -> tuple[int, str]:
@@ -213,11 +246,19 @@ def checked_layout(text: str, flag: str, model: Path, role: EngineRole) -> RunLa
     """
     from engine.fit import require_layout
     from engine.model.config import ModelConfig
+    from engine.parallel.errors import LayoutError
     from engine.parallel.layout import parse_layout
 
     try:
         run = parse_layout(text)
         require_layout(ModelConfig.load(model), run, role)
+    except LayoutError as error:
+        # A sentence about the text itself begins with it.
+        said = "; ".join(
+            sentence.removeprefix(f"layout {text}: ") if check == "TEXT" else f"{check}: {sentence}"
+            for check, sentence in error.violations
+        )
+        raise usage(f"{flag} {text}: {said}") from error
     except ValueError as error:
         raise usage(f"{flag} {text}: {error}") from error
     return run

@@ -67,6 +67,8 @@ def parse_layout(text: str) -> RunLayout:
     given: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
+        if text.strip() and not part.strip():
+            raise _wrong(text, "there is nothing between or after its commas: leave one comma out")
         if name not in (*_SIZES, "path"):
             raise _wrong(text, f"{part!r} is not one of {', '.join(_SIZES)}, path")
         if name in given:

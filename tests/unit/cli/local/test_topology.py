@@ -61,14 +61,27 @@ REFUSED = [
     (["--http", "65536"], "--http 65536: give a port, 1 to 65535, or 0"),
     (["--store", "memory://"], "--store memory://: each process would have a memory of its own"),
     (["--redundant", "-1"], "--redundant -1: give 0 or more experts"),
+    (
+        ["--redundant", "17"],
+        "--redundant 17, prefill ranks dp=1,ep=1: SLOTS: min_redundant 17 is more than the 16 that "
+        "double each of the 16 experts: give 16 or less; with one rank (ep 1) none is of use",
+    ),
+    (
+        ["--redundant", "17", "--prefill-ranks", "4"],
+        "--redundant 17, decode ranks dp=2,ep=2: SLOTS: min_redundant 17 is more than the 16",
+    ),
     (["--draft", "on"], "use --draft off"),
     (["--decode-layout", "dp=4,cp=2,ep=8"], "V6: cp 2 with a decode engine"),
     (["--decode-layout", "dp=2,ep=8"], "V2: ep 8 does not divide dp * cp = 2 * 1 = 2"),
     (["--decode-layout", "dp=2,attn_tp=4"], "HEADS: attn_tp 4 does not divide both the 4 heads"),
     (["--prefill-layout", "dp=2,cp=2,attn_tp=2"], "PATH: cp 2 and attn_tp 2"),
-    (["--decode-layout", "dp=2,path=b"], "path=b cuts the rows of attn_tp ranks"),
+    (
+        ["--decode-layout", "dp=2,path=b"],
+        "--decode-layout dp=2,path=b: path=b cuts the rows of attn_tp ranks",
+    ),
     (["--decode-layout", "dp=2,path=c"], "path=c is not one of a, b"),
     (["--decode-layout", "dp"], "dp needs a positive number"),
+    (["--decode-layout", "dp=2,"], "dp=2,: there is nothing between or after its commas"),
     (["--decode-layout", "dp=0"], "dp needs a positive number"),
     (["--decode-layout", "dp=1,dp=2"], "twice"),
     (["--decode-layout", "tp=2"], "'tp=2' is not one of dp, cp, ep, enp, attn_tp, path"),
