@@ -41,10 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
         description="Communication time of a decode step, shared memory against gloo.",
         epilog="example: python -m benchmarks.dispatch --ranks 2 4 --json",
     )
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--rows", type=int, default=8, help="rows per rank (8)")
-    parser.add_argument("--steps", type=int, default=200, help="measured steps (200)")
-    parser.add_argument("--warm-up", type=int, default=20, help="steps before (20)")
+    parser.add_argument("--ranks", type=_count, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--rows", type=_count, default=8, help="rows per rank (8)")
+    parser.add_argument("--steps", type=_count, default=200, help="measured steps (200)")
+    parser.add_argument("--warm-up", type=_count_or_none, default=20, help="steps before (20)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     given = parser.parse_args(arguments)
@@ -72,6 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json:
         print(json.dumps(report(results, vars(given))))
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def report(results: list[dict[str, object]], settings: dict[str, object]) -> dict[str, object]:

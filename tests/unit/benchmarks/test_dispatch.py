@@ -22,3 +22,12 @@ def test_it_prints_one_object_with_every_group(capsys):
     assert report["gloo_over_shm"]["2"] > 0
     assert report["settings"]["steps"] == 3
     assert report["environment"]["torch"]
+
+
+@pytest.mark.parametrize("flag", ["--ranks", "--steps", "--rows"])
+@pytest.mark.parametrize("value", ["0", "-1", "x"])
+def test_nothing_to_measure_is_refused(flag, value, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([f"{flag}={value}"])
+    assert caught.value.code == 2
+    assert f"{value!r} is not a number from 1 on" in capsys.readouterr().err
