@@ -58,16 +58,21 @@ class Child:
         return self._process.poll()
 
     def check(self) -> None:
-        """Raises CommandError, with the end of its log, if the child has ended."""
+        """Raises CommandError if the child has ended.
+
+        A lost process is a failed run and no bug: where its supervisor says who was lost, that and
+        the log's place are told, without what the other ranks said about it.
+        """
         code = self.exit_code
         if code is None:
             return
-        passed_on = code if code in (ExitCode.CONFIGURATION, ExitCode.DEPENDENCY) else None
         ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        is_told = code in (ExitCode.CONFIGURATION, ExitCode.DEPENDENCY, ExitCode.INTERNAL)
         cause = self.cause()
+        text = f"{self.name} ended with {ending}{': ' if cause else ''}{cause}"
         raise CommandError(
-            f"{self.name} ended with {ending}{': ' if cause else ''}{cause}\n{self.tail()}",
-            ExitCode(passed_on) if passed_on is not None else ExitCode.INTERNAL,
+            f"{text}; its log is {self.log}" if cause and not is_told else f"{text}\n{self.tail()}",
+            ExitCode(code) if is_told else ExitCode.FAILED,
         )
 
     def cause(self) -> str:

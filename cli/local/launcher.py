@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_S = 0.05
 _STOP_BALANCER_S = 10.0
+# After a part was lost: to tell callers what became of their streams, and to close in a hurry.
+_TELL_CALLERS_S = 2.0
+_HURRY_S = 5.0
 _STOP_MEMBERS_S = 15.0
 _STOP_COLLECTOR_S = 5.0
 _BALANCER_START_S = 60.0
@@ -123,7 +126,7 @@ class System:
                 f"the private store {self.store_url} (pid {self._store.pid}) ended, and what "
                 "it held is lost: start the system again, or give it a store of yours with "
                 "--store URL",
-                ExitCode.INTERNAL,
+                ExitCode.FAILED,
             )
         for child in self.children:
             child.check()
@@ -175,8 +178,13 @@ class System:
             )
         return rows
 
-    def stop(self) -> None:
-        """Drains and stops the parts: balancer, members, collector. Twice is harmless."""
+    def stop(self, *, is_failed: bool = False) -> None:
+        """Drains and stops the parts: balancer, members, collector. Twice is harmless.
+
+        Args:
+            is_failed: A part is gone, so a balancer may wait for what never comes; it is soon
+                asked again, and ends its streams.
+        """
         balancers = [child for child in self.children if child.name == "balancer"]
         collectors = [child for child in self.children if child.name == "traces"]
         members = [child for child in self.children if child not in (*balancers, *collectors)]
@@ -187,6 +195,11 @@ class System:
         ):
             for child in group:
                 child.ask_to_stop()
+            if is_failed and group is balancers:
+                for child in group:
+                    if not child.wait(_TELL_CALLERS_S):
+                        child.ask_to_stop()
+                limit_s = min(limit_s, _HURRY_S)
             deadline = self._clock.now() + limit_s
             for child in group:
                 if not child.wait(max(0.1, deadline - self._clock.now())):
@@ -340,7 +353,7 @@ def running_system(topology: Topology, *, start_timeout_s: float = 180.0) -> Ite
                     say(f"logs are kept in {directory}")
                 else:  # nothing has started, so nothing was written
                     shutil.rmtree(directory, ignore_errors=True)
-                _stop(system)
+                _stop(system, is_failed=True)
                 raise
             _stop(system)
             shutil.rmtree(directory, ignore_errors=True)
@@ -349,9 +362,9 @@ def running_system(topology: Topology, *, start_timeout_s: float = 180.0) -> Ite
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _stop(system: System) -> None:
+def _stop(system: System, *, is_failed: bool = False) -> None:
     try:
-        system.stop()
+        system.stop(is_failed=is_failed)
     except KeyboardInterrupt:
         say("killing everything")
         system.kill()

@@ -62,8 +62,8 @@ def test_json_is_one_object(system: FakeSystem, capsys: pytest.CaptureFixture[st
 def test_a_part_that_ends_ends_the_command(
     system: FakeSystem, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    system.error = CommandError("decode ended with signal SIGKILL", ExitCode.INTERNAL)
-    assert main(["up", "--model", MODEL]) == 4
+    system.error = CommandError("decode ended with signal SIGKILL", ExitCode.FAILED)
+    assert main(["up", "--model", MODEL]) == 1
     assert "disagg up: decode ended" in capsys.readouterr().err
     assert system.is_stopped
 

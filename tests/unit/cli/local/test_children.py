@@ -31,7 +31,7 @@ def test_output_goes_to_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert part.exit_code == 0
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [(2, 2), (3, 3), (1, 4), (0, 4)])
+@pytest.mark.parametrize(("code", "exit_code"), [(2, 2), (3, 3), (4, 4), (1, 1), (0, 1)])
 def test_an_early_end_is_an_error_with_the_log(
     code: int, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,10 +58,11 @@ def test_the_word_of_the_supervisor_comes_first(
     assert part.wait(20)
     with pytest.raises(CommandError) as caught:
         part.check()
-    first = str(caught.value).splitlines()[0]
-    assert first == (
-        "part ended with exit code 1: group g: rank 1 died of SIGKILL; stopping the group"
+    assert str(caught.value) == (
+        "part ended with exit code 1: group g: rank 1 died of SIGKILL; stopping the group; "
+        f"its log is {part.log}"
     )
+    assert caught.value.exit_code == 1
 
 
 def test_a_killed_child_is_told_by_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +71,9 @@ def test_a_killed_child_is_told_by_signal(tmp_path: Path, monkeypatch: pytest.Mo
     assert not part.wait(0.05)
     part.kill()
     part.kill()
-    with pytest.raises(CommandError, match="signal SIGKILL"):
+    with pytest.raises(CommandError, match="signal SIGKILL") as caught:
         part.check()
+    assert caught.value.exit_code == 1
     assert "(it wrote nothing)" in part.tail()
 
 

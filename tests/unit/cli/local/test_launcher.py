@@ -160,7 +160,7 @@ def test_a_private_store_that_dies_ends_the_system_and_is_named(parts: Path) -> 
         assert str(caught.value).startswith(
             f"the private store {store.address} (pid {store.pid}) ended"
         )
-        assert caught.value.exit_code is ExitCode.INTERNAL
+        assert caught.value.exit_code is ExitCode.FAILED
         system._store = None  # the rest ends as ever
     assert [child.exit_code for child in system.children] == [0, 0, 0]
 
@@ -217,6 +217,24 @@ def test_a_part_that_does_not_stop_is_killed(
         pass
     assert "decode did not stop within 0.3 s and is killed" in capsys.readouterr().err
     assert system.children[2].exit_code == -9
+
+
+def test_a_balancer_that_waits_for_a_lost_part_is_hurried(
+    parts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patient = BALANCER.replace("stop.wait()", "stop.wait(); stop.clear(); stop.wait()")
+    (parts / "balancer" / "__main__.py").write_text(patient)
+    monkeypatch.setattr(launcher, "_TELL_CALLERS_S", 0.2)
+    with pytest.raises(CommandError, match="decode ended with signal SIGKILL") as caught:
+        _lose_decode()
+    assert caught.value.exit_code is ExitCode.FAILED
+    assert "killed" not in capsys.readouterr().err
+
+
+def _lose_decode() -> None:
+    with running_system(TOPOLOGY) as system:
+        os.kill(system.children[2].pid, signal.SIGKILL)
+        _watch(system)
 
 
 def test_an_interrupt_stops_everything(parts: Path, tmp_path: Path) -> None:
