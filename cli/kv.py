@@ -163,7 +163,7 @@ def audit(options: argparse.Namespace) -> int:
                 record.owner or "-",
                 record.request_id or "-",
                 str(record.attempt),
-                f"{record.age_s:.1f}",
+                "-" if record.age_s is None else f"{record.age_s:.1f}",
                 f"{record.remaining_s:.1f}",
                 size(record.num_bytes),
             )

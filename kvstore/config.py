@@ -32,6 +32,9 @@ _FILE_SETTINGS = (
     "tls_key_file",
     "integrity_key_file",
 )
+MAX_PENDING_MS = 60_000
+"""Longest life of what is not committed. A tail that lives longer was committed once: this is how
+the janitor tells one whose lease and body were evicted from one whose commit is on its way."""
 INTEGRITIES = ("xxh3", "blake3-keyed")
 
 
@@ -58,7 +61,7 @@ class KvStoreConfig:
     handoff_ttl_s: float = 600.0
     """Life of blocks and of a ticket whose hand-off was not released yet."""
     discard_after_s: float = 30.0
-    """Life of writes that are not committed: tails, and segments without an index."""
+    """Life of writes that are not committed: tails, and segments without an index; at most 60."""
     claim_ttl_s: float = 60.0
     """How long a committed hand-off waits for its first reader."""
     lease_s: float = 10.0
@@ -95,6 +98,11 @@ class KvStoreConfig:
             value: float = getattr(self, name)
             if not 0.001 <= value <= 86400.0 * 30:
                 raise ValueError(f"{name} is {value}, allowed are 0.001 to 2592000 seconds")
+        if self.discard_after_s * 1000 > MAX_PENDING_MS:
+            raise ValueError(
+                f"discard_after_s is {self.discard_after_s}, at most {MAX_PENDING_MS // 1000} is "
+                "allowed: janitors take a tail that lives longer for one that was committed"
+            )
         if self.lease_s > self.handoff_ttl_s or self.claim_ttl_s > self.handoff_ttl_s:
             raise ValueError(
                 f"lease_s ({self.lease_s}) and claim_ttl_s ({self.claim_ttl_s}) must not exceed "

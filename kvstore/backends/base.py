@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kvstore.keys import Buffer
+from kvstore.keys import HEADER_BYTES, Buffer
 
 Allocate = Callable[[int], Buffer]
 """Writable memory of a number of bytes; may hand out preallocated buffers."""
@@ -164,7 +164,11 @@ class LeaseReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEntry:
-    """One hand-off as the store holds it, for the audit. Ages come from the server's clock."""
+    """One hand-off as the store holds it, for the audit. Times come from the server's clock.
+
+    Without a lease nobody knows its age; `num_bytes` are then those of the tails that are there,
+    and `remaining_ms` is the time until the last of its parts ends by itself.
+    """
 
     handoff_id: str
     has_lease: bool
@@ -176,8 +180,22 @@ class LeaseEntry:
     attempt: int = 0
     fencing_token: int = 0
     num_bytes: int = 0
-    age_ms: int = 0
+    age_ms: int | None = None
     remaining_ms: int = 0
+
+
+def leaseless(
+    handoff_id: str, *, has_body: bool, tails: Sequence[bytes], num_bytes: int, life_ms: int
+) -> LeaseEntry:
+    """The entry of a hand-off without a lease; `num_bytes` counts the headers of its tails too."""
+    return LeaseEntry(
+        handoff_id=handoff_id,
+        has_lease=False,
+        has_body=has_body,
+        tails=tuple(sorted(tails)),
+        num_bytes=max(0, num_bytes - HEADER_BYTES * len(tails)),
+        remaining_ms=life_ms,
+    )
 
 
 class LeaseStore(Protocol):
@@ -216,7 +234,10 @@ class LeaseStore(Protocol):
         ...
 
     def expire(self, keys: HandoffKeys) -> bool:
-        """Deletes lease, body and tails if no live lease protects them; True if it did."""
+        """Deletes lease, body and tails if no live lease protects them; True if it did.
+
+        Tails alone are spared while their life is that of tails that wait for their commit.
+        """
         ...
 
     def audit(self) -> list[LeaseEntry]:

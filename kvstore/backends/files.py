@@ -179,6 +179,11 @@ class FilesBackend(StepBackend):
                 os.utime(self._path(key), ns=(expires_ms * 1_000_000,) * 2)
         return True
 
+    def _life_ms(self, key: bytes) -> int:
+        now_ms = self._now_ms()
+        stat = self._stat(key, now_ms)
+        return 0 if stat is None else stat.st_mtime_ns // 1_000_000 - now_ms
+
     def _drop(self, key: bytes) -> bool:
         try:
             os.unlink(self._path(key))

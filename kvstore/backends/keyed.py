@@ -13,6 +13,7 @@ of the usual digests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvstore.backends.base import (
@@ -172,7 +173,12 @@ class KeyedBackend:
 
     def audit(self) -> list[LeaseEntry]:
         """See `LeaseStore`."""
-        return self._backend.audit()
+        return [
+            entry
+            if entry.has_lease
+            else replace(entry, num_bytes=max(0, entry.num_bytes - TAG_BYTES * len(entry.tails)))
+            for entry in self._backend.audit()
+        ]
 
     # KeyStore
 

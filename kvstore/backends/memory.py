@@ -132,6 +132,10 @@ class MemoryBackend(StepBackend):
             value.expires_ms = max(value.expires_ms, expires_ms)
         return value is not None
 
+    def _life_ms(self, key: bytes) -> int:
+        value = self._live(key)
+        return 0 if value is None else value.expires_ms - self._now_ms()
+
     def _drop(self, key: bytes) -> bool:
         return self._values.pop(key, None) is not None
 

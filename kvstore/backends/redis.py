@@ -31,13 +31,14 @@ from kvstore.backends.base import (
     OnValue,
     Place,
     PutItem,
+    leaseless,
 )
 from kvstore.backends.control import ClusterControl, open_control, refusal, translated
 from kvstore.backends.resp import Reply, ReplyError, encode_keys, encode_set
 from kvstore.backends.sentinel import PrimaryFinder, SentinelWire
 from kvstore.backends.wire import ClusterWire, Job, Keyed, SingleWire, Wire
-from kvstore.config import KvStoreConfig, StoreUrl
-from kvstore.keys import HEADER_BYTES, LEASE_PREFIX, handoff_id_of_key
+from kvstore.config import MAX_PENDING_MS, KvStoreConfig, StoreUrl
+from kvstore.keys import HEADER_BYTES, LEASE_PREFIX, body_key, handoff_id_of_key, lease_key
 
 _SMALL_DEPTH = 1024  # commands in flight when requests and replies are short
 _GROUP = 64  # keys of one EXISTS; in one slot or on one node
@@ -46,6 +47,7 @@ _SCRIPTS = (
     "abort",
     "attempt_fence",
     "commit",
+    "handoff_remains",
     "index_cad",
     "index_put",
     "lease_acquire",
@@ -244,7 +246,8 @@ class RedisBackend:
 
     def expire(self, keys: HandoffKeys) -> bool:
         """See `LeaseStore`."""
-        return bool(self._script("lease_expire", [keys.body, keys.lease, *keys.tails], []))
+        names = [keys.body, keys.lease, *keys.tails]
+        return bool(self._script("lease_expire", names, [MAX_PENDING_MS]))
 
     def audit(self) -> list[LeaseEntry]:
         """See `LeaseStore`."""
@@ -257,10 +260,32 @@ class RedisBackend:
             seconds, microseconds = self._of_nodes("TIME")[0]
             now_ms = int(seconds) * 1000 + int(microseconds) // 1000
             fields = {handoff_id_of_key(key): self._hash(key) for key in leases}
-        return [
-            _entry(name, fields.get(name, {}), name in bodies, tails.get(name, []), now_ms)
+        entries = [
+            _entry(name, found, name in bodies, tails.get(name, []), now_ms)
+            if (found := fields.get(name, {}))
+            else self._remains(name, tails.get(name, []))
             for name in sorted(bodies | set(tails) | set(fields))
         ]
+        return [entry for entry in entries if entry is not None]
+
+    def _remains(self, handoff_id: str, tails: list[bytes]) -> LeaseEntry | None:
+        """A hand-off whose lease was not found, looked at once more; None if it is gone.
+
+        The scans of an audit are no snapshot: a commit or release between them looks the same.
+        """
+        lease, body = lease_key(handoff_id), body_key(handoff_id)
+        has_body, has_lease, num_bytes, life_ms = self._script(
+            "handoff_remains", [body, lease, *tails], []
+        )
+        if has_lease:
+            seconds, microseconds = self._of_nodes("TIME")[0]
+            now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+            return _entry(handoff_id, self._hash(lease), bool(has_body), tails, now_ms)
+        if not has_body and not num_bytes:
+            return None
+        return leaseless(
+            handoff_id, has_body=bool(has_body), tails=tails, num_bytes=num_bytes, life_ms=life_ms
+        )
 
     # KeyStore
 
@@ -386,6 +411,6 @@ def _entry(
         attempt=number(b"attempt"),
         fencing_token=number(b"fence"),
         num_bytes=number(b"num_bytes"),
-        age_ms=now_ms - number(b"created_ms") if fields else 0,
+        age_ms=now_ms - number(b"created_ms") if fields else None,
         remaining_ms=number(b"deadline_ms") - now_ms if fields else 0,
     )

@@ -18,8 +18,10 @@ from kvstore.backends.base import (
     LeaseGrant,
     LeaseOutcome,
     LeaseReply,
+    leaseless,
 )
-from kvstore.keys import handoff_id_of_key
+from kvstore.config import MAX_PENDING_MS
+from kvstore.keys import body_key, handoff_id_of_key, lease_key
 from kvstore.records import open_attempt, seal_attempt
 
 
@@ -62,6 +64,10 @@ class StepBackend(ABC):
     @abstractmethod
     def _lengthen(self, key: bytes, expires_ms: int) -> bool:
         """Makes a value live until then at least; False if there is none."""
+
+    @abstractmethod
+    def _life_ms(self, key: bytes) -> int:
+        """Until when a value lives, from now; 0 if there is none."""
 
     @abstractmethod
     def _drop(self, key: bytes) -> bool:
@@ -213,7 +219,12 @@ class StepBackend(ABC):
             lease = self._lease(keys.lease)
             if lease is not None and self._now_ms() <= lease.deadline_ms:
                 return False
-            if lease is None and self._peek(keys.body) is None:
+            if (
+                lease is None
+                and self._peek(keys.body) is None
+                # Only tails: a commit may be on its way, unless they live as committed ones do.
+                and max(map(self._life_ms, keys.tails), default=0) <= MAX_PENDING_MS
+            ):
                 return False
             return self._delete_all(keys)
 
@@ -225,12 +236,27 @@ class StepBackend(ABC):
         for key in values:
             if b":t:{" in key:
                 tails.setdefault(handoff_id_of_key(key), []).append(key)
-        now_ms = self._now_ms()
-        found = {handoff_id_of_key(key): self._lease(key) for key in leases}
-        return [
-            _entry(name, found.get(name), name in bodies, tails.get(name, []), now_ms)
-            for name in sorted(bodies | set(tails) | set(found))
-        ]
+        names = bodies | set(tails) | {handoff_id_of_key(key) for key in leases}
+        found = [self._audit_one(name, sorted(tails.get(name, []))) for name in sorted(names)]
+        return [entry for entry in found if entry is not None]
+
+    def _audit_one(self, handoff_id: str, tails: list[bytes]) -> LeaseEntry | None:
+        """A hand-off at one moment; None if it is gone by now."""
+        name, body = lease_key(handoff_id), body_key(handoff_id)
+        with self._locked(name):
+            lease, has_body = self._lease(name), self._peek(body) is not None
+            if lease is not None:
+                return _entry(handoff_id, lease, has_body, tails, self._now_ms())
+            values = [value for key in tails if (value := self._peek(key)) is not None]
+            if not has_body and not values:
+                return None
+            return leaseless(
+                handoff_id,
+                has_body=has_body,
+                tails=tails,
+                num_bytes=sum(map(len, values)),
+                life_ms=max(map(self._life_ms, [body, *tails])),
+            )
 
     def _delete_all(self, keys: HandoffKeys) -> bool:
         found = [self._drop(key) for key in (keys.body, *keys.tails)]
@@ -246,17 +272,13 @@ def _granted(lease: Lease, now_ms: int) -> LeaseReply:
 
 
 def _entry(
-    handoff_id: str, lease: Lease | None, has_body: bool, tails: list[bytes], now_ms: int
+    handoff_id: str, lease: Lease, has_body: bool, tails: list[bytes], now_ms: int
 ) -> LeaseEntry:
-    if lease is None:
-        return LeaseEntry(
-            handoff_id=handoff_id, has_lease=False, has_body=has_body, tails=tuple(sorted(tails))
-        )
     return LeaseEntry(
         handoff_id=handoff_id,
         has_lease=True,
         has_body=has_body,
-        tails=tuple(sorted(tails)),
+        tails=tuple(tails),
         owner=lease.owner,
         state=lease.state,
         request_id=lease.request_id,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.backends.base import HandoffKeys, LeaseEntry, LeaseStore
+from kvstore.config import MAX_PENDING_MS
 from kvstore.keys import (
     TAIL_COMPONENTS,
     body_key,
@@ -36,12 +37,16 @@ class LeaseState(enum.Enum):
     LAPSED = "lapsed"
     """The deadline passed and nobody released it."""
     ORPHAN = "orphan"
-    """Body without a lease, or a lease without a body."""
+    """Body without a lease, a lease without a body, or tails that outlived both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """One hand-off in the store: who holds it, why, and until when."""
+    """One hand-off in the store: who holds it, why, and until when.
+
+    `age_s` is None where no lease tells it; `remaining_s` is the rest of the lease, or without one
+    the time until everything of the hand-off ended by itself.
+    """
 
     handoff_id: str
     state: LeaseState
@@ -51,7 +56,7 @@ class LeaseRecord:
     attempt: int
     fencing_token: int
     num_bytes: int
-    age_s: float
+    age_s: float | None
     remaining_s: float
 
     @property
@@ -69,10 +74,17 @@ _REASONS = {
 }
 
 
+_TAILS_ALONE = "lease and body are gone, the committed tail is left"
+
+
 def classify(entry: LeaseEntry) -> LeaseRecord:
     """The audit record of a hand-off. Pure."""
+    reason = ""
     if not entry.has_body and not entry.has_lease:
         state = LeaseState.RESERVED
+        if entry.remaining_ms > MAX_PENDING_MS:
+            # Only a commit makes tails live that long.
+            state, reason = LeaseState.ORPHAN, _TAILS_ALONE
     elif not entry.has_body or not entry.has_lease:
         state = LeaseState.ORPHAN
     elif entry.remaining_ms <= 0:
@@ -82,13 +94,13 @@ def classify(entry: LeaseEntry) -> LeaseRecord:
     return LeaseRecord(
         handoff_id=entry.handoff_id,
         state=state,
-        reason=_REASONS[state],
+        reason=reason or _REASONS[state],
         owner=entry.owner,
         request_id=entry.request_id,
         attempt=entry.attempt,
         fencing_token=entry.fencing_token,
         num_bytes=entry.num_bytes,
-        age_s=entry.age_ms / 1000,
+        age_s=None if entry.age_ms is None else entry.age_ms / 1000,
         remaining_s=max(0, entry.remaining_ms) / 1000,
     )
 

@@ -65,6 +65,22 @@ def test_the_lease_can_be_lost_with_everything_else_in_place(store: KvStore, raw
     assert store.audit() == []
 
 
+def test_tails_that_outlived_lease_and_body_are_orphans_of_unknown_age(
+    store: KvStore, raw: RawStore
+) -> None:
+    ticket = PROMPT.hand_over(store)
+    raw.drop_lease(lease_key(ticket.handoff_id))
+    raw.delete(body_key(ticket.handoff_id))
+    (record,) = store.audit()
+    assert (record.state, record.is_orphan) == (LeaseState.ORPHAN, True)
+    assert (record.age_s, record.num_bytes) == (None, len(PROMPT.tail_kv) + len(PROMPT.tail_state))
+    assert 60 < record.remaining_s <= 600
+    assert "tail" in record.reason
+    assert store.janitor().num_expired == 1
+    assert store.audit() == []
+    assert not [key for key in raw.values() if b":t:" in key]
+
+
 def test_what_is_read_under_a_lapsed_lease_is_discarded(store: KvStore, raw: RawStore) -> None:
     ticket = PROMPT.hand_over(store)
     reader = store.open_ticket(ticket, PROMPT.token_ids)

@@ -14,6 +14,7 @@ from kvstore.errors import StoreUrlError
         ({"segment_bytes": (4 << 20) + 1}, ["segment_bytes", "4194304"]),
         ({"cache_ttl_s": 0.0}, ["cache_ttl_s"]),
         ({"discard_after_s": float("nan")}, ["discard_after_s", "nan"]),
+        ({"discard_after_s": 60.5}, ["discard_after_s", "60.5", "at most 60"]),
         ({"lease_s": 700.0}, ["lease_s (700.0)", "handoff_ttl_s (600.0)"]),
         ({"claim_ttl_s": 601.0}, ["claim_ttl_s (601.0)", "handoff_ttl_s (600.0)"]),
         ({"timeout_s": 0.0}, ["timeout_s", "0"]),

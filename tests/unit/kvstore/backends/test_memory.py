@@ -110,7 +110,8 @@ def test_tails_without_a_commit_end_soon() -> None:
     backend = MemoryBackend(clock)
     backend.put([item(b"dkv1:00:t:{%s}:3:0:0" % (b"0" * 32), b"tail", 30_000)])
     store = make_store(backend, clock)
-    assert [record.state for record in store.audit()] == [LeaseState.RESERVED]
+    (record,) = store.audit()
+    assert (record.state, record.age_s, record.remaining_s) == (LeaseState.RESERVED, None, 30.0)
     assert store.janitor().num_expired == 0
     clock.advance(30)
     assert store.audit() == []

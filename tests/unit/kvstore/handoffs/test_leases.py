@@ -11,7 +11,8 @@ HANDOFF = "00112233445566778899aabbccddeeff"
 @pytest.mark.parametrize(
     ("has_lease", "has_body", "held", "remaining_ms", "state"),
     [
-        (False, False, "", 0, LeaseState.RESERVED),
+        (False, False, "", 60_000, LeaseState.RESERVED),
+        (False, False, "", 60_001, LeaseState.ORPHAN),
         (True, True, "committed", 5000, LeaseState.COMMITTED),
         (True, True, "held", 5000, LeaseState.HELD),
         (True, True, "committed", 0, LeaseState.LAPSED),
@@ -30,13 +31,13 @@ def test_states(
             has_body=has_body,
             tails=(),
             state=held,
-            age_ms=1500,
+            age_ms=1500 if has_lease else None,
             remaining_ms=remaining_ms,
         )
     )
     assert record.state is state
     assert record.is_orphan == (state in {LeaseState.LAPSED, LeaseState.ORPHAN})
-    assert record.age_s == 1.5
+    assert record.age_s == (1.5 if has_lease else None)
     assert record.remaining_s == max(0, remaining_ms) / 1000
     assert record.reason
 
