@@ -12,6 +12,7 @@ from balancer.membership.members import Role
 from balancer.router import Router
 from balancer.routing.base import Policy, Verdict
 from disagg.v1 import membership_pb2, routing_pb2
+from runtime.access import visible_ids
 
 ROLE_VALUES = {
     Role.PREFILL: membership_pb2.MEMBER_ROLE_PREFILL,
@@ -20,17 +21,25 @@ ROLE_VALUES = {
 
 
 async def explained(
-    router: Router, request_id: str, *, what_if: bool, now: float, class_names: Sequence[str] = ()
+    router: Router,
+    request_id: str,
+    *,
+    what_if: bool,
+    now: float,
+    class_names: Sequence[str] = (),
+    overseer: str = "",
 ) -> routing_pb2.ExplainResponse:
-    """The decisions on a request, decided again; empty if none is kept.
+    """The decisions on a request, decided again; empty if none is kept, or not for the caller.
 
     Args:
         what_if: Also search for what would have changed the choice, for the last decision of each
             attempt that found a pair.
         now: Seconds of the clock that decisions are dated by.
         class_names: Names of the length classes.
+        overseer: Tenant whose keys see the requests of all; see `visible_ids`.
     """
-    records = router.decisions.explain(request_id)
+    found = map(router.decisions.explain, visible_ids(request_id, overseer=overseer))
+    records = next(filter(None, found), ())
     searched = _last_placed(records) if what_if else set()
     response = await asyncio.to_thread(_explain, records, router.policy, searched, now)
     for decision in response.decisions:

@@ -47,6 +47,7 @@ def register(balancer: Balancer, version: str) -> None:
             intake=balancer.intake,
             router=balancer.router,
             class_names=class_limits(balancer.settings.routing.boundaries),
+            overseer=balancer.settings.http.ui_tenant,
         ),
         server,
     )

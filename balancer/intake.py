@@ -16,7 +16,7 @@ from balancer.text import ChatTurn, ModelCard, TextCodec, ToolCall
 from balancer.tracing import describe_request
 from balancer.validation import bad_field, check_generate, check_model
 from disagg.v1 import generation_pb2
-from runtime.access import current_tenant, salt_of
+from runtime.access import current_tenant, salt_of, scoped_id
 from runtime.clock import Clock
 from runtime.telemetry import current
 
@@ -137,7 +137,13 @@ class Intake:
         if tenant is None:
             return request
         salt = salt_of(tenant, request.cache_salt)
-        return dataclasses.replace(request, cache_salt=salt, owner=tenant)
+        return dataclasses.replace(
+            request,
+            request_id=scoped_id(tenant, request_id),
+            named=request_id,
+            cache_salt=salt,
+            owner=tenant,
+        )
 
 
 def _turn(message: generation_pb2.ChatMessage) -> ChatTurn:

@@ -34,7 +34,12 @@ ROUTE = f"/{SERVICE}/Route"
 
 
 class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
-    """Prepares requests that their callers finish, and explains where requests run."""
+    """Prepares requests that their callers finish, and explains where requests run.
+
+    Args:
+        class_names: Names of the length classes.
+        overseer: Tenant whose keys see decisions on the requests of all; see `visible_ids`.
+    """
 
     def __init__(
         self,
@@ -43,10 +48,12 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
         intake: Intake,
         router: Router,
         class_names: Sequence[str] = (),
+        overseer: str = "",
     ) -> None:
         self._pipeline = pipeline
         self._router = router
         self._class_names = class_names
+        self._overseer = overseer
         self._intake = intake
 
     async def Route(
@@ -89,6 +96,7 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
             what_if=request.what_if,
             now=self._intake.now(),
             class_names=self._class_names,
+            overseer=self._overseer,
         )
 
     def _check_generated(self, request: routing_pb2.RouteRequest) -> tuple[int, ...]:
@@ -111,7 +119,7 @@ class RoutingFace(routing_pb2_grpc.RoutingServiceServicer):
 
 def _response(request: Request, routed: Routed) -> routing_pb2.RouteResponse:
     response = routing_pb2.RouteResponse(
-        request_id=request.request_id,
+        request_id=request.public_id,
         attempt=routed.attempt,
         seq=routed.seq,
         seed=request.sampling.seed,

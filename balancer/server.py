@@ -30,7 +30,7 @@ from disagg.v1 import (
     membership_pb2_grpc,
 )
 from disagg.wire import duration
-from runtime.access import current_tenant
+from runtime.access import current_tenant, scoped_id
 from runtime.clock import Clock
 from runtime.errors import InvalidRequest
 from runtime.logging import request_scope
@@ -95,7 +95,8 @@ class GenerationFace(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.CancelRequestRequest, _context: Context
     ) -> generation_pb2.CancelRequestResponse:
         """See `GenerationService.CancelRequest`."""
-        found = self._running.cancel(request.request_id, owner=current_tenant())
+        tenant = current_tenant()
+        found = self._running.cancel(scoped_id(tenant, request.request_id), owner=tenant)
         return generation_pb2.CancelRequestResponse(found=found)
 
     async def Tokenize(
@@ -235,7 +236,7 @@ class _Stream:
         await self._write(message)
 
     async def _write(self, message: generation_pb2.GenerateResponse) -> None:
-        message.request_id = self._request.request_id
+        message.request_id = self._request.public_id
         if self._is_first:
             message.seed = self._request.sampling.seed
             self._is_first = False

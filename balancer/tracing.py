@@ -69,7 +69,7 @@ def describe_end(span: Span, request: Request, final: Final, *, says_vllm: bool)
     if says_vllm:
         span.set(
             {
-                "gen_ai.request.id": request.request_id,
+                "gen_ai.request.id": request.public_id,
                 "gen_ai.latency.time_in_queue": (timing.admit_us + timing.prefill_queue_us) / 1e6,
                 "gen_ai.latency.time_to_first_token": timing.first_token_us / 1e6,
                 "gen_ai.latency.e2e": timing.total_us / 1e6,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import Denied, Forbidden, Reason
-from runtime.interceptors import Behaviour, Context, Surround
+from runtime.interceptors import MAX_REQUEST_ID_CHARS, Behaviour, Context, Surround
 from runtime.metrics import Metrics
 from runtime.settings import Settings, setting
 from runtime.watched import SecretError, Watched
@@ -141,6 +141,32 @@ def salt_of(tenant: str | None, salt: str) -> str:
     if tenant is None:
         return salt
     return f"{tenant}/{salt}" if salt else tenant
+
+
+def scoped_id(tenant: str | None, request_id: str) -> str:
+    """The id under which a caller's request is known inside: no two tenants share one.
+
+    The form of an id stays that of `disagg.wire.REQUEST_ID`. Names of tenants hold no colon, so
+    what stands before the first one is the tenant; ids without a tenant stay as they are unless
+    they hold one themselves.
+    """
+    if tenant is None or (not tenant and ":" not in request_id):
+        return request_id
+    scoped = f"{tenant}:{request_id}"
+    if len(scoped) <= MAX_REQUEST_ID_CHARS:
+        return scoped
+    return f"{tenant}:{hashlib.sha256(request_id.encode('utf-8')).hexdigest()[:48]}"
+
+
+def visible_ids(request_id: str, *, overseer: str = "") -> tuple[str, ...]:
+    """Inside ids that the caller may mean: of its own tenant, or of all if it sees all.
+
+    Args:
+        overseer: Tenant whose keys see the requests of all; parts of the system do anyway.
+    """
+    tenant = current_tenant()
+    own = scoped_id(tenant, request_id)
+    return (own, request_id) if tenant in (None, overseer) and own != request_id else (own,)
 
 
 def guard(

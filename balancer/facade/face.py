@@ -25,7 +25,7 @@ from balancer.membership import Membership, MemberView, Role
 from balancer.pipeline import Pipeline
 from balancer.validation import check_request_id
 from disagg.facade import smg_common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
-from runtime.access import current_tenant
+from runtime.access import current_tenant, scoped_id
 from runtime.clock import Clock
 from runtime.logging import request_scope
 from runtime.metrics import Metrics
@@ -120,8 +120,9 @@ class VllmEngineFace(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: vllm_engine_pb2.AbortRequest, _context: Context
     ) -> vllm_engine_pb2.AbortResponse:
         """Ends requests; what they hold is given back. Unknown ids are no error."""
+        tenant = current_tenant()
         for request_id in request.request_ids:
-            self._parts.running.cancel(request_id, owner=current_tenant())
+            self._parts.running.cancel(scoped_id(tenant, request_id), owner=tenant)
         return vllm_engine_pb2.AbortResponse()
 
     async def GetModelInfo(

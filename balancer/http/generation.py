@@ -226,7 +226,7 @@ class GenerationEndpoint:
             prompt_ids=request.token_ids,
             splitter=ReasoningSplitter(marks, is_thinking=asked.is_chat and is_thinking),
             calls=(
-                ToolCallParser(codec.form, f"call_{request.request_id}")
+                ToolCallParser(codec.form, f"call_{request.public_id}")
                 if codec.form is not None and asked.messages[number].chat.tools
                 else None
             ),

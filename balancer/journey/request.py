@@ -58,6 +58,7 @@ class Request:
         endpoint: What was called: generate, chat, completions, route or engine.
         is_chat: The prompt came as turns of a conversation.
         owner: Tenant of the caller's API key; None where there are no keys.
+        named: Id that the caller chose, where `request_id` has the tenant in front of it.
     """
 
     request_id: str
@@ -73,6 +74,12 @@ class Request:
     endpoint: str = "generate"
     is_chat: bool = False
     owner: str | None = None
+    named: str = ""
+
+    @property
+    def public_id(self) -> str:
+        """The id that the caller knows."""
+        return self.named or self.request_id
 
     @property
     def tenant(self) -> str:

@@ -49,8 +49,8 @@ class RunningRequests:
         request_id = request.request_id
         if request_id in self._entries:
             raise AlreadyRunning(
-                f"request_id: {request_id!r} is running; wait for its end, cancel it, or choose "
-                "another id",
+                f"request_id: {request.public_id!r} is running; wait for its end, cancel it, or "
+                "choose another id",
                 reason=Reason.DUPLICATE_REQUEST,
             )
         timeout_s = request.deadline - self._clock.now()

@@ -59,6 +59,7 @@ class Watch:
             what_if=what_if,
             now=self._balancer.clock.now(),
             class_names=class_limits(self._balancer.settings.routing.boundaries),
+            overseer=self._balancer.settings.http.ui_tenant,
         )
         return await asyncio.to_thread(
             lambda: encoded(

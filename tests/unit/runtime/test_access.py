@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from disagg.wire import request_id_problem
 from runtime.access import (
     ApiKeys,
     AuthSettings,
@@ -13,7 +14,9 @@ from runtime.access import (
     open_keys,
     read_keys,
     salt_of,
+    scoped_id,
     tenant_scope,
+    visible_ids,
 )
 from runtime.errors import Denied, Reason
 from runtime.metrics import Metrics
@@ -74,6 +77,28 @@ def test_nobody_reaches_the_blocks_of_another_tenant() -> None:
     salts = [salt_of(tenant, salt) for tenant, salt in callers]
     assert len(set(salts)) == len(callers)
     assert salt_of(None, "own") == "own"
+
+
+def test_no_two_tenants_share_an_id() -> None:
+    names = ("x", "a:x", ":x", "a", "y" * 127, "y" * 128, ":" * 128)
+    callers = [(tenant, name) for tenant in ("", "a", "b", "t" * 64) for name in names]
+    scoped = [scoped_id(tenant, name) for tenant, name in callers]
+    assert len(set(scoped)) == len(callers)
+    for request_id in scoped:
+        assert request_id_problem(request_id) is None
+    assert scoped_id(None, "a:x") == "a:x"
+
+
+def test_who_may_ask_after_whose_request() -> None:
+    assert visible_ids("a:x") == ("a:x",)
+    for tenant, overseer, seen in (
+        ("b", "", ("b:a:x",)),
+        ("", "", (":a:x", "a:x")),
+        ("", "ops", (":a:x",)),
+        ("ops", "ops", ("ops:a:x", "a:x")),
+    ):
+        with tenant_scope(tenant):
+            assert visible_ids("a:x", overseer=overseer) == seen
 
 
 def test_a_scope_names_the_tenant() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from disagg.v1 import generation_pb2
+from disagg.v1 import generation_pb2, routing_pb2, routing_pb2_grpc
 from tests.fakes.front_door import PROMPT
 from tests.fakes.http_face import faced
 
@@ -71,3 +71,41 @@ async def test_a_tenant_cannot_end_the_request_of_another(tmp_path: Path) -> Non
         assert found == {"b": False, "a": True}
         while await call.read() is not grpc.aio.EOF:
             pass
+
+
+async def test_an_id_of_one_tenant_is_nothing_to_another(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("".join(f"{tenant} {key}\n" for tenant, key in KEYS.items()) + "c" * 32)
+    keys = KEYS | {"": "c" * 32}
+    async with faced(auth={"keys_file": str(path)}) as (door, _):
+        routing = routing_pb2_grpc.RoutingServiceStub(door.channel)
+
+        def metadata(tenant: str) -> tuple[tuple[str, str], ...]:
+            return (("authorization", f"Bearer {keys[tenant]}"),)
+
+        async def decisions(tenant: str, request_id: str) -> int:
+            asked = routing_pb2.ExplainRequest(request_id=request_id)
+            answer = await routing.Explain(asked, timeout=5, metadata=metadata(tenant))
+            return len(answer.decisions)
+
+        request = generation_pb2.GenerateRequest(
+            request_id="g", token_ids=generation_pb2.TokenIds(ids=PROMPT)
+        )
+        request.sampling.max_tokens = 400
+        running = door.stub.Generate(request, timeout=10, metadata=metadata("a"))
+        assert (await running.read()).request_id == "g"
+        assert [await decisions(tenant, "g") for tenant in ("a", "b", "")] == [1, 0, 0]
+        assert [await decisions(tenant, "a:g") for tenant in ("b", "")] == [0, 1]
+        request.sampling.max_tokens = 2
+        for tenant in ("b", ""):  # neither told of the other's request, nor kept out by it
+            call = door.stub.Generate(request, timeout=10, metadata=metadata(tenant))
+            messages = [message async for message in call]
+            assert messages[-1].HasField("final")
+            assert {message.request_id for message in messages} == {"g"}
+            assert await decisions(tenant, "g") == 1
+        again = door.stub.Generate(request, timeout=10, metadata=metadata("a"))
+        with pytest.raises(grpc.aio.AioRpcError, match="request_id: 'g' is running"):
+            await again.read()
+        assert [call.request_id for call in door.decodes[0].calls] == ["a:g", "b:g", "g"]
+        running.cancel()
+        await door.settle()
