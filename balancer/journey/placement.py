@@ -271,8 +271,8 @@ class Placer:
 
         Empty until a token went out; from then on one answer is one model's, also in an upgrade.
         """
-        if not journey.transcript.seq:
-            return frozenset()
+        if not journey.transcript.seq or not journey.fingerprint:
+            return frozenset()  # nothing yet, or it came with the call: who made it is not known
         members = (view.member for view in self._members.views(now))
         return frozenset(
             member.member_id for member in members if member.fingerprint != journey.fingerprint
