@@ -28,7 +28,7 @@ class EventsSettings(Settings):
         "", help="ZeroMQ address of the stream, e.g. tcp://*:5557; plus the rank; empty: no events"
     )
     replay_endpoint: str = setting(
-        "tcp://*:5558", help="ZeroMQ address where missed events are asked for; plus the rank"
+        "tcp://*:5657", help="ZeroMQ address where missed events are asked for; plus the rank"
     )
     topic: str = setting("", help="first frame of every event message")
     token_ids: bool = setting(True, help="events carry the token ids of their blocks")
@@ -60,6 +60,12 @@ def publish_events(
             "extra `events`, or leave the setting empty"
         ) from error
     rank = store.config.owner_rank
+    if _meets(settings.endpoint, settings.replay_endpoint, rank):
+        raise ListenError(
+            f"events.replay_endpoint is {settings.replay_endpoint!r}, which is the stream of "
+            f"another rank: events.endpoint is {settings.endpoint!r}, and rank {rank} takes both "
+            "ports plus its number; leave as many ports between them as there are ranks"
+        )
     try:
         publisher = ZmqPublisher(
             wall=clock.wall,
@@ -81,6 +87,18 @@ def publish_events(
     servicer = KvEventServicer(publisher.ring, announcer, metrics)
     _log.info("events.published", endpoint=publisher.endpoint, replay=publisher.replay_endpoint)
     return lambda server: events_pb2_grpc.add_KvEventServiceServicer_to_server(servicer, server)
+
+
+def _meets(endpoint: str, replay: str, rank: int) -> bool:
+    """Whether the streams of ranks up to this one reach the first port of the replays, or back."""
+    ports = [_port(endpoint), _port(replay)]
+    return 0 not in ports and abs(ports[0] - ports[1]) <= rank
+
+
+def _port(endpoint: str) -> int:
+    """The number of a TCP port; 0 if the system chooses it or there is none."""
+    port = endpoint.rpartition(":")[2]
+    return int(port) if endpoint.startswith("tcp:") and port.isdecimal() else 0
 
 
 def at_rank(endpoint: str, rank: int) -> str:

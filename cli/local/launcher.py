@@ -104,6 +104,8 @@ class System:
         ]
         if self.topology.rebalance_after is not None:
             engine += ["--engine-rebalance-interval-steps", str(self.topology.rebalance_after)]
+        # Both sides would take the same ports; prefill is where blocks are stored.
+        silent = {"decode": ["--events-endpoint", ""]}
         for side in self._sides():
             self._child(
                 side.name,
@@ -111,6 +113,7 @@ class System:
                 *model,
                 *engine,
                 *side.flags,
+                *silent.get(side.name, []),
                 "--group",
                 f"{side.name}-0",
                 "--balancer",

@@ -23,7 +23,7 @@ from kvstore.events.ring import DEFAULT_CAPACITY, Ring
 logger = logging.getLogger(__name__)
 
 DEFAULT_ENDPOINT = "tcp://*:5557"
-DEFAULT_REPLAY_ENDPOINT = "tcp://*:5558"
+DEFAULT_REPLAY_ENDPOINT = "tcp://*:5657"  # far from the streams, which take a port per rank
 END = (-1).to_bytes(8, "big", signed=True)
 _MAX_QUEUED = 100_000  # messages a slow subscriber may fall behind before it loses some
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -67,6 +68,34 @@ def test_an_address_that_cannot_be_bound_is_named(store: KvStore) -> None:
         publish_events(
             EventsSettings(endpoint="tcp://203.0.113.7:1"), store, ManualClock(), Metrics()
         )
+
+
+def test_default_ports_of_many_ranks_do_not_meet() -> None:
+    settings = EventsSettings(endpoint="tcp://*:5557")
+    ports = [
+        at_rank(address, rank)
+        for address in (settings.endpoint, settings.replay_endpoint)
+        for rank in range(64)
+    ]
+    assert len(set(ports)) == len(ports)
+
+
+@pytest.mark.parametrize("pair", [(5557, 5558), (5558, 5557), (5557, 5557)])
+def test_a_replay_port_that_is_another_ranks_stream_is_named(
+    store: KvStore, pair: tuple[int, int]
+) -> None:
+    pytest.importorskip("zmq", reason="pyzmq is not installed (extra: events)")
+    second = KvStore(
+        MemoryBackend(lambda: 0.0),
+        replace(store.config, owner_rank=1),
+        fingerprint=FINGERPRINT,
+        clock=lambda: 0.0,
+    )
+    settings = EventsSettings(
+        endpoint=f"tcp://127.0.0.1:{pair[0]}", replay_endpoint=f"tcp://127.0.0.1:{pair[1]}"
+    )
+    with pytest.raises(ListenError, match=r"events\.replay_endpoint is .*as many ports"):
+        publish_events(settings, second, ManualClock(), Metrics())
 
 
 @pytest.mark.medium

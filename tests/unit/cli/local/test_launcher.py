@@ -125,6 +125,7 @@ def test_a_system_comes_up_and_leaves_nothing(
         assert rows["store", ""].address == "memory://"
         flags = (parts / "decode_service" / "flags.txt").read_text()
         assert "('--ranks', '3')" in flags
+        assert "('--events-endpoint', '')" in flags
         assert "('--store', 'memory://')" in flags
         assert "('--model-kv-quantisers', 'off')" in flags
         assert "('--engine-min-redundant', '2')" in flags
