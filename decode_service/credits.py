@@ -10,6 +10,7 @@ lapsed; the room itself is kept by the engine under the credit's id.
 Invariant: every id that `open` gave out leaves through exactly one of redeem, release and expire.
 """
 
+import uuid
 from dataclasses import dataclass
 
 
@@ -46,7 +47,10 @@ class Credits:
         """A new credit for `request_id`."""
         self._num_opened += 1
         credit = Credit(
-            credit_id=f"c{self._num_opened}", request_id=request_id, expires_at=now + self.ttl_s
+            # Half a pass to `Decode`, so nobody may guess it; the number is for whoever reads logs.
+            credit_id=f"c{self._num_opened}-{uuid.uuid4().hex}",
+            request_id=request_id,
+            expires_at=now + self.ttl_s,
         )
         self._open[credit.credit_id] = credit
         return credit

@@ -61,6 +61,7 @@ class SequenceRequest:
         sampling: How to choose tokens.
         cache_salt: Tenant salt of the block chain.
         credit_id: Credit taken before; may be empty.
+        needs_credit: Refuse it without an open credit: its caller is no part of the system.
     """
 
     request_id: str
@@ -71,6 +72,7 @@ class SequenceRequest:
     sampling: SamplingParams
     cache_salt: str = ""
     credit_id: str = ""
+    needs_credit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +201,7 @@ class DecodePath:
             Conflict: The request holds no open credit of that name. Where the call itself is
                 sound, its sequence was faster, or the credit lapsed or was given back meanwhile.
         """
-        if not self._credits.holds(request.credit_id, request.request_id, self._clock.now()):
-            raise Conflict(
-                f"begin.credit_id is {request.credit_id[:40]!r}: that is no open credit of this "
-                "request (any more); reserve a slot first",
-                reason=Reason.LEASE_LOST,
-            )
+        self._check_credit("begin.credit_id", request.credit_id, request.request_id)
         return await self._prefetches.run(request, counts)
 
     async def run(self, request: SequenceRequest, emit: Emit) -> None:
@@ -219,6 +216,9 @@ class DecodePath:
                 Nothing is left behind in the engine or the store.
         """
         check(request)
+        if request.needs_credit:
+            # Before the fence: the call may be about the request of another.
+            self._check_credit("credit_id", request.credit_id, request.request_id)
         emit = self._counted(emit)
         engine_request = EngineRequest(
             request_id=f"{request.request_id}#{request.attempt}",
@@ -291,6 +291,14 @@ class DecodePath:
             prefetching=len(self._prefetches),
             prefetched_bytes=self._prefetches.held_bytes,
         )
+
+    def _check_credit(self, field: str, credit_id: str, request_id: str) -> None:
+        if not self._credits.holds(credit_id, request_id, self._clock.now()):
+            raise Conflict(
+                f"{field} is {credit_id[:40]!r}: that is no open credit of this request (any "
+                "more); reserve a slot first, or ask for another route",
+                reason=Reason.LEASE_LOST,
+            )
 
     @asynccontextmanager
     async def _room(self, request: SequenceRequest) -> AsyncIterator[str | None]:

@@ -18,6 +18,7 @@ from engine.handoff import LayoutError
 from engine.request import EngineError, InvalidRequest, SamplingParams
 from kvstore.rim import register_errors
 from kvstore.ticket import Ticket
+from runtime.access import is_guest
 from runtime.budget import BudgetFull
 from runtime.channel import hop_timeout_s
 from runtime.errors import ErrorMap, Mismatch, Overloaded, Reason, TooLate
@@ -68,6 +69,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             sampling=SamplingParams(**wire.sampling_fields(request.sampling)),
             cache_salt=request.cache_salt,
             credit_id=request.credit_id,
+            needs_credit=is_guest(),
         )
         current().set(
             {"disagg.attempt": request.attempt, "disagg.handoff_id": request.ticket.handoff_id}

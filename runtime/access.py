@@ -26,10 +26,14 @@ from runtime.watched import SecretError, Watched
 OPEN_SERVICES = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
 """For probes and tools; they tell nothing about requests."""
 
+TICKET_METHODS = frozenset({"/disagg.v1.DecodeService/Decode"})
+"""For whoever has been given what the call needs; `is_guest` tells the servicer to ask for it."""
+
 MIN_KEY_CHARS = 16
 _SAN = "x509_subject_alternative_name"
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
+_guest: ContextVar[bool] = ContextVar("guest", default=False)
 
 
 class AuthSettings(Settings):
@@ -136,6 +140,21 @@ def tenant_scope(tenant: str | None) -> Iterator[None]:
         _tenant.reset(token)
 
 
+def is_guest() -> bool:
+    """Whether the caller is no part of the system, in a method of `TICKET_METHODS`."""
+    return _guest.get()
+
+
+@contextlib.contextmanager
+def guest_scope() -> Iterator[None]:
+    """The body runs for a caller who has nothing but its ticket."""
+    token = _guest.set(True)
+    try:
+        yield
+    finally:
+        _guest.reset(token)
+
+
 def salt_of(tenant: str | None, salt: str) -> str:
     """The salt of a caller's blocks: within its tenant, whatever salt it names itself."""
     if tenant is None:
@@ -185,6 +204,9 @@ def guard(
         if service in OPEN_SERVICES or _is_peer(context, peers):
             return await inner(request, context)
         if service not in for_users:
+            if peers and method in TICKET_METHODS:
+                with guest_scope():
+                    return await inner(request, context)
             if peers:
                 raise Forbidden(
                     f"{service} is for parts of the system; the caller's certificate names none "

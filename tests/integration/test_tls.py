@@ -6,12 +6,15 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx2
 import pytest
 
 from cli.certs import PEER_NAME
 from cli.local.launcher import System
 from client import Access, Client, ClientError, DirectClient, Sampling
+from client.transport import open_channel
+from disagg.v1 import decode_pb2, decode_pb2_grpc, routing_pb2, routing_pb2_grpc
 from tests.fakes.certificates import dev_certificates, tls_section
 from tests.fakes.systems import launched
 
@@ -47,9 +50,10 @@ def access(stem: str, key: str = "") -> Access:
 def test_the_same_tokens_by_every_way_in(system: System) -> None:
     with Client(system.address, access=access("client", KEY)) as client:
         relayed = client.generate(PROMPT, sampling=EIGHT)
-    # Decode is for parts of the system: whoever streams from it has their name.
-    with DirectClient(system.address, access=access("tls")) as direct:
-        assert direct.generate(PROMPT, sampling=EIGHT).token_ids == relayed.token_ids
+    # Whoever was given a ticket may stream; parts of the system may anyway.
+    for way_in in (access("client", KEY), access("tls")):
+        with DirectClient(system.address, access=way_in) as direct:
+            assert direct.generate(PROMPT, sampling=EIGHT).token_ids == relayed.token_ids
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     context = ssl.create_default_context(cafile=str(dev_certificates() / "ca.crt"))
     with httpx2.Client(
@@ -75,9 +79,20 @@ def test_strangers_stay_outside(system: System) -> None:
         ):
             client.generate(PROMPT, sampling=EIGHT)
         assert caught.value.code == code
-    with (
-        DirectClient(system.address, access=access("client", KEY), max_resumes=0) as direct,
-        pytest.raises(ClientError) as caught,
-    ):
-        direct.generate(PROMPT, sampling=EIGHT)
-    assert caught.value.code == "PERMISSION_DENIED"
+    with open_channel(system.address, access("client", KEY)) as channel:
+        wanted = routing_pb2.RouteRequest()
+        wanted.generate.text = PROMPT
+        routed = routing_pb2_grpc.RoutingServiceStub(channel).Route(
+            wanted, timeout=20, metadata=access("client", KEY).metadata
+        )
+    forged = decode_pb2.DecodeRequest()
+    forged.CopyFrom(routed.decode.request)
+    forged.credit_id = "c1"
+    with open_channel(routed.decode.address, access("client")) as channel:
+        stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="no open credit of this request"):
+            list(stub.Decode(forged, timeout=5))
+        reserve = decode_pb2.ReserveSlotRequest(request_id="mine", num_tokens=1)
+        with pytest.raises(grpc.RpcError, match="for parts of the system"):
+            stub.ReserveSlot(reserve, timeout=5)
+        assert len(list(stub.Decode(routed.decode.request, timeout=20))) > 1

@@ -240,6 +240,21 @@ async def test_a_credit_keeps_room_until_it_is_used() -> None:
         await rig.assert_at_rest()
 
 
+async def test_a_guest_decodes_with_the_credit_of_its_request_alone() -> None:
+    async with running_rig() as rig:
+        request = dataclasses.replace(await handed_over(rig), needs_credit=True)
+        other = await rig.decode.reserve("r-2", 45, FINGERPRINT)
+        for credit_id in ("", "c1", other.credit_id):
+            with pytest.raises(Conflict, match="no open credit of this request") as caught:
+                await run_decode(rig, dataclasses.replace(request, credit_id=credit_id))
+            assert caught.value.reason is Reason.LEASE_LOST
+        credit = await rig.decode.reserve("r-1", 45, FINGERPRINT)
+        found = await run_decode(rig, dataclasses.replace(request, credit_id=credit.credit_id))
+        assert found == expected_tokens(PROMPT, request.sampling)[1:]
+        await rig.decode.release(other.credit_id)
+        await rig.assert_at_rest()
+
+
 async def test_room_for_pages_counts_as_well_as_slots() -> None:
     async with running_rig(decode={"num_pages": 11}) as rig:
         credit = await rig.decode.reserve("r-1", 9 * BLOCK, FINGERPRINT)

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.certs import PEER_NAME, write_dev_certificates
-from runtime.access import AuthSettings
+from runtime.access import AuthSettings, is_guest
 from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from runtime.security import NO_SECURITY, Security, open_security
@@ -22,6 +22,7 @@ from tests.fakes.certificates import dev_certificates, tls_section
 
 pytestmark = pytest.mark.medium
 USERS, MEMBERS = "test.v1.UserService", "test.v1.MemberService"
+DECODE = "disagg.v1.DecodeService"
 KEY = "k" * 32
 
 
@@ -52,8 +53,14 @@ async def serving(security: Security) -> AsyncIterator[Host]:
     async def echo(request: bytes, _context: grpc.aio.ServicerContext) -> bytes:
         return request
 
-    for name in (USERS, MEMBERS):
-        handlers = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+    async def decode(_request: bytes, _context: grpc.aio.ServicerContext) -> bytes:
+        return b"guest" if is_guest() else b"ok"
+
+    for name in (USERS, MEMBERS, DECODE):
+        handlers = {
+            "Echo": grpc.unary_unary_rpc_method_handler(echo),
+            "Decode": grpc.unary_unary_rpc_method_handler(decode),
+        }
         host.server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
     await host.start()
     try:
@@ -62,10 +69,12 @@ async def serving(security: Security) -> AsyncIterator[Host]:
         await host.stop(0)
 
 
-async def echoes(channel: grpc.aio.Channel, service: str, key: str = "") -> str:
+async def echoes(
+    channel: grpc.aio.Channel, service: str, key: str = "", method: str = "Echo"
+) -> str:
     """`ok`, or the name of the code."""
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
-    call = channel.unary_unary(f"/{service}/Echo")
+    call = channel.unary_unary(f"/{service}/{method}")
     try:
         return (await call(b"ok", timeout=5, metadata=metadata)).decode()
     except grpc.aio.AioRpcError as error:
@@ -83,8 +92,12 @@ async def test_members_are_known_by_their_certificates(tmp_path: Path) -> None:
         async with inside.channel(host.address) as channel:
             assert await echoes(channel, MEMBERS) == "ok"
             assert await echoes(channel, USERS) == "ok"  # parts of the system need no key
+            assert await echoes(channel, DECODE, method="Decode") == "ok"
         async with outside.channel(host.address) as channel:
             assert await echoes(channel, MEMBERS) == "PERMISSION_DENIED"
+            assert await echoes(channel, DECODE, method="Decode") == "guest"
+            assert await echoes(channel, DECODE) == "PERMISSION_DENIED"
+            assert await echoes(channel, MEMBERS, method="Decode") == "PERMISSION_DENIED"
             assert await echoes(channel, USERS) == "UNAUTHENTICATED"
             assert await echoes(channel, USERS, "x" * 32) == "UNAUTHENTICATED"
             assert await echoes(channel, USERS, KEY) == "ok"
