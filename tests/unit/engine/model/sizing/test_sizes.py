@@ -56,8 +56,9 @@ def test_state_bytes_per_sequence():
     assert sizes("llama3-70b").state_bytes_per_sequence == 0
 
 
-def test_bytes_of_an_expert_vector():
-    vector = vectors("experts")["expert-bytes"]
+@pytest.mark.parametrize("name", ["expert-bytes"])
+def test_bytes_of_an_expert_vector(name):
+    vector = vectors("experts")[name]
     found = sizes("v4.1-flash")
     assert found.expert_weight_bytes == vector["expected"]["fp4_bytes"]
     assert found.expert_bytes == vector["expected"]["with_scale_per_32"]

@@ -11,8 +11,9 @@ from engine.parallel.layout import ExpertSlots
 from tests.fakes.vectors import vectors
 
 
-def test_initial_map_vector_t_p1():
-    expected = vectors("eplb")["T-P1"]["expected"]
+@pytest.mark.parametrize("name", ["T-P1"])
+def test_initial_map_vector(name):
+    expected = vectors("eplb")[name]["expected"]
     placement = Placement.initial(ExpertSlots(num_logical=384, ep=64, min_redundant=1))
     assert placement.physical_to_logical.tolist() == expected["physical_to_logical"]
     assert placement.slots_per_rank == expected["local"]

@@ -11,7 +11,7 @@ from engine.parallel.layout import Coordinates, Family, Layout, Transport, check
 from tests.fakes.vectors import vectors
 
 GROUPS = vectors("groups")
-STORE_RANKS = GROUPS.pop("T-G11")
+STORE_RANKS = {"T-G11": GROUPS.pop("T-G11")}
 BLOCKS = {name: v for name, v in vectors("lockstep").items() if name.startswith("T-B")}
 EXAMPLES = {name: v for name, v in vectors("lockstep").items() if not name.startswith("T-B")}
 
@@ -40,9 +40,10 @@ def test_groups_vector(name):
     assert layout.groups(Family.ATTN_TP) == tuple((r,) for r in range(layout.world_size))
 
 
-def test_store_ranks_vector_t_g11():
-    layout = Layout(**STORE_RANKS["inputs"])
-    expected = STORE_RANKS["expected"]["ours"]
+@pytest.mark.parametrize("name", STORE_RANKS)
+def test_store_ranks_vector(name):
+    layout = Layout(**STORE_RANKS[name]["inputs"])
+    expected = STORE_RANKS[name]["expected"]["ours"]
 
     assert check_layout(layout) == []
     assert layout.world_size == expected["world_size"]

@@ -29,8 +29,9 @@ def test_expert_slots_vector(name):
     }
 
 
-def test_initial_placement_vector_t_p1():
-    vector = vectors("eplb")["T-P1"]
+@pytest.mark.parametrize("name", ["T-P1"])
+def test_initial_placement_vector(name):
+    vector = vectors("eplb")[name]
     slots = ExpertSlots(num_logical=384, ep=64, min_redundant=1)
     assert slots.num_physical == vector["inputs"]["physical"]
     assert slots.slots_per_rank == vector["expected"]["local"]

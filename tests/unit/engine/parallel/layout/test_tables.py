@@ -28,8 +28,9 @@ def test_table_vector(name):
     }
 
 
-def test_bytes_of_a_table_vector():
-    vector = vectors("enp")["table-bytes"]
+@pytest.mark.parametrize("name", ["table-bytes"])
+def test_bytes_of_a_table_vector(name):
+    vector = vectors("enp")[name]
     rows, row_bytes = vector["inputs"]["rows"], vector["inputs"]["row_bytes"]
     expected = vector["expected"]
     for enp in (8, 64):

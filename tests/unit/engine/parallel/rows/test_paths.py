@@ -14,11 +14,12 @@ from engine.parallel.rows.paths import path_a, path_b, path_plain
 from tests.fakes.row_groups import run_ranks
 from tests.fakes.vectors import vectors
 
-T_PB1 = vectors("path_b")["T-PB1"]
+PATH_B = vectors("path_b")
 
 
-def test_t_pb1():
-    inputs, expected = T_PB1["inputs"], T_PB1["expected"]
+@pytest.mark.parametrize("name", PATH_B)
+def test_path_b_vector(name):
+    inputs, expected = PATH_B[name]["inputs"], PATH_B[name]["expected"]
     layout = TensorLayout(tp=inputs["tp"], dp=inputs["dp"], all_to_all=True)
     group = layout.attention_view.group_of(expected["ranks"][0], "tp")
     assert list(group) == expected["ranks"]

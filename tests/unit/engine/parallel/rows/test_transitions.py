@@ -134,7 +134,10 @@ def test_without_copies_rows_are_gathered_and_not_summed(counts, mode):
         assert width == (4 * max(counts) if mode is PaddingMode.MAX else sum(counts))
 
 
-def test_t_a1_all_reduce_and_slice_is_a4a(domain):
+@pytest.mark.parametrize("name", ["T-A1"])
+def test_all_reduce_and_slice_is_a4a(domain, name):
+    expected = VECTORS[name]["expected"]
+
     def work(rank, own, attn_tp, tp, part):
         everything = moves.gather_replicated(own, attn_tp, tp, PaddingMode.SUM)
         summed = moves.reduce_global(domain.experts(rank, everything), tp)
@@ -145,9 +148,9 @@ def test_t_a1_all_reduce_and_slice_is_a4a(domain):
 
     results = domain.run(work)
 
-    assert [summed for summed, _, _ in results] == [A1["expected"]["A4a_reduced"]] * 4
-    assert [own for _, own, _ in results] == A1["expected"]["A4a"]
-    assert [own for _, _, own in results] == A1["expected"]["shared_added_once_after"]
+    assert [summed for summed, _, _ in results] == [expected["A4a_reduced"]] * 4
+    assert [own for _, own, _ in results] == expected["A4a"]
+    assert [own for _, _, own in results] == expected["shared_added_once_after"]
 
 
 @pytest.mark.parametrize("mode", PaddingMode)
@@ -228,9 +231,12 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", VECTORS["T-A1/failures"]["expected"])
+FAILURES = VECTORS["T-A1/failures"]["expected"]
+
+
+@pytest.mark.parametrize("name", FAILURES, ids=[f"T-A1/failures-{name}" for name in FAILURES])
 def test_t_a1_failures(domain, name):
-    wrong = VECTORS["T-A1/failures"]["expected"][name]
+    wrong = FAILURES[name]
     assert MISTAKES[name](domain, is_raw=True) == wrong
     assert wrong != A1["expected"]["A4a"]
     with pytest.raises(TagError):

@@ -15,7 +15,7 @@ from tests.fakes.vectors import vectors
 
 ZIGZAG = vectors("zigzag")
 WINDOWS = vectors("ks_ke")
-T_K5 = WINDOWS.pop("T-K5")
+BEFORE_GATHER = {"T-K5": WINDOWS.pop("T-K5")}
 LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=6)
 
 
@@ -54,8 +54,9 @@ def test_key_window_vector(name):
     assert windows.ends.tolist() == expected["ke"]
 
 
-def test_key_window_vector_t_k5():
-    inputs, expected = T_K5["inputs"], T_K5["expected"]
+@pytest.mark.parametrize("name", ["T-K5"])
+def test_window_before_gather_vector(name):
+    inputs, expected = BEFORE_GATHER[name]["inputs"], BEFORE_GATHER[name]["expected"]
     multiple = block_multiple_before_gather([0, inputs["ratio"], 1])
     for after, found in (
         ("compress_after_gather", split_rows(inputs["q_lens"], inputs["cp"])),
