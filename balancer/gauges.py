@@ -16,6 +16,7 @@ _STATES = {
     ExclusionCause.DRAINING: "draining",
     ExclusionCause.STALE: "stale",
     ExclusionCause.SUSPECT: "suspect",
+    ExclusionCause.GROUP_INCOMPLETE: "group_incomplete",
 }
 # A snapshot knows no pairs; whoever places a request finds it out, and so do these gauges.
 _MISMATCH = "mismatch"

@@ -34,7 +34,12 @@ from runtime.telemetry import Span, current
 _CLEANUP_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a member may get room without telling us
 _RETRY_AFTER_S = 1.0
-_PASSING = (ExclusionCause.SUSPECT, ExclusionCause.STALE, ExclusionCause.NOT_READY)
+_PASSING = (
+    ExclusionCause.SUSPECT,
+    ExclusionCause.STALE,
+    ExclusionCause.NOT_READY,
+    ExclusionCause.GROUP_INCOMPLETE,
+)
 _OUTCOMES = {
     Verdict.PLACE: "pair",
     Verdict.HOLD: "hold",

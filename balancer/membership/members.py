@@ -36,6 +36,7 @@ class ExclusionCause(enum.Enum):
     MOVING = "serves its old queue before it moves to this length class"
     BUSY = "cannot start now"
     TOO_SLOW = "would miss the latency target"
+    GROUP_INCOMPLETE = "a rank of its group is silent or missing"
 
     __hash__ = object.__hash__  # as for `Role`
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,40 @@ from balancer.membership.members import ExclusionCause, Member, MemberView, Role
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int8]
+Bools = npt.NDArray[np.bool_]
 
 _UNBOUNDED = 1 << 62
 
 CAUSES: tuple[ExclusionCause, ...] = tuple(ExclusionCause)
 CODE_OF: Mapping[ExclusionCause, int] = {cause: i + 1 for i, cause in enumerate(CAUSES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """Which members run in one group, that serves with all its ranks or not at all.
+
+    Attributes:
+        slots: [rows] number of the place (group and rank) that a member fills; a rank that has just
+            been restarted under another id fills the same one.
+        of_row: [rows] number of the group.
+        of_slot: [places] the same.
+        sizes: [groups] ranks that it needs.
+        incomplete: [rows] whether ranks are missing though nobody is silent; None if nowhere.
+    """
+
+    slots: Ints
+    of_row: Ints
+    of_slot: Ints
+    sizes: Ints
+    incomplete: Bools | None
+
+    def missing(self, live: Bools) -> Bools:
+        """[rows] whether the group has too few ranks if only those members are `live` [rows]."""
+        is_filled = np.zeros(len(self.of_slot), dtype=bool)
+        is_filled[self.slots[live]] = True
+        counts = np.bincount(self.of_slot[is_filled], minlength=len(self.sizes))
+        lacking: Bools = (counts < self.sizes)[self.of_row]
+        return lacking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +73,7 @@ class Fixed:
         shortest_context: Least `max_model_len`.
         smallest_capacity: Least `kv_capacity` of those that say one.
         num_layouts: Above every layout number here.
+        groups: What is known of their groups; None if every member is a group of its own.
     """
 
     ids: tuple[str, ...]
@@ -56,6 +86,7 @@ class Fixed:
     shortest_context: int
     smallest_capacity: int
     num_layouts: int
+    groups: Groups | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,7 +186,34 @@ def fixed_of(members: Sequence[Member], layouts: dict[bytes, int]) -> Fixed:
         shortest_context=min((member.max_model_len for member in members), default=_UNBOUNDED),
         smallest_capacity=min(filter(None, capacities), default=_UNBOUNDED),
         num_layouts=1 + max(numbers, default=-1),
+        groups=groups_of(members),
     )
+
+
+def groups_of(members: Sequence[Member]) -> Groups | None:
+    """The groups of members of one role; None if every member is a group of its own."""
+    if all(member.group_size <= 1 for member in members):
+        return None
+    groups: dict[tuple[str, int], int] = {}
+    places: dict[tuple[int, int], int] = {}
+    sizes: list[int] = []
+    of_row: list[int] = []
+    slots: list[int] = []
+    for member in members:
+        group = groups.setdefault((member.group_id, member.group_size), len(groups))
+        if group == len(sizes):
+            sizes.append(member.group_size)
+        of_row.append(group)
+        slots.append(places.setdefault((group, member.rank), len(places)))
+    made = Groups(
+        slots=ints(slots),
+        of_row=ints(of_row),
+        of_slot=ints(group for group, _ in places),
+        sizes=ints(sizes),
+        incomplete=None,
+    )
+    incomplete = made.missing(np.ones(len(members), dtype=bool))
+    return replace(made, incomplete=incomplete if incomplete.any() else None)
 
 
 def hash_of(text: str) -> int:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from balancer.membership.members import ExclusionCause, Member, Role
-from balancer.membership.snapshot import CODE_OF, Columns, Fixed, fixed_of
+from balancer.membership.snapshot import CODE_OF, Columns, Fixed, Groups, fixed_of
 
 _STALE = CODE_OF[ExclusionCause.STALE]
 _SUSPECT = CODE_OF[ExclusionCause.SUSPECT]
+_GROUP_INCOMPLETE = CODE_OF[ExclusionCause.GROUP_INCOMPLETE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,8 @@ class Table:
             cause = np.where(is_suspect, np.int8(_SUSPECT), cause)
         if now - f["oldest"] > stale_after_s:
             cause = np.where(now - f["seen_at"] > stale_after_s, np.int8(_STALE), cause)
+        if self._fixed.groups is not None:
+            cause = _with_groups(cause, self._fixed.groups)
         return cause
 
     def _details(self, cause: Any) -> Mapping[int, str]:
@@ -178,11 +181,26 @@ _COLUMNS: dict[str, Any] = {
 }
 
 
+def _with_groups(cause: Any, groups: Groups) -> Any:
+    """Takes the other ranks of a group out when one is silent or was never heard of.
+
+    A rank that drains, is not ready or is suspect is there; the others go on.
+    """
+    is_silent = cause == _STALE
+    incomplete = groups.missing(~is_silent) if is_silent.any() else groups.incomplete
+    if incomplete is None:
+        return cause
+    return np.where(incomplete & (cause == 0), np.int8(_GROUP_INCOMPLETE), cause)
+
+
 def _identity(member: Member) -> tuple[object, ...]:
     load = member.load
     return (
         member.fingerprint,
         member.max_model_len,
+        member.group_id,
+        member.group_size,
+        member.rank,
         load.max_running,
         load.kv_capacity_tokens,
     )

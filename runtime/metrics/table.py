@@ -198,7 +198,15 @@ _PLACEMENT: tuple[Metric, ...] = (
         roles=(BALANCER,),
         known={
             "role": MEMBERS,
-            "state": ("ready", "not_ready", "draining", "stale", "suspect", "mismatch"),
+            "state": (
+                "ready",
+                "not_ready",
+                "draining",
+                "stale",
+                "suspect",
+                "group_incomplete",
+                "mismatch",
+            ),
         },
     ),
     gauge(

@@ -37,11 +37,13 @@ def test_a_group_is_complete_when_all_its_members_are_ready() -> None:
         view("a1", "a", None),
         view("b0", "b", None),
         view("b1", "b", ExclusionCause.STALE),
+        view("b2", "b", ExclusionCause.GROUP_INCOMPLETE),
         view("c0", "c", ExclusionCause.BUSY),
     ]
     publish_members(metrics, views)
     assert metrics.value("disagg_members", role="decode", state="ready") == 3
     assert metrics.value("disagg_members", role="decode", state="stale") == 1
+    assert metrics.value("disagg_members", role="decode", state="group_incomplete") == 1
     assert metrics.value("disagg_members", role="decode", state="not_ready") == 1
     assert metrics.value("disagg_groups", role="decode", state="complete") == 1
     assert metrics.value("disagg_groups", role="decode", state="incomplete") == 2

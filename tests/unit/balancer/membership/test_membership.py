@@ -60,6 +60,48 @@ def test_members_that_say_so_get_no_work(fields: dict[str, bool], cause: Exclusi
     assert members.views(0.0)[0].exclusion is cause
 
 
+def test_a_rank_that_falls_silent_takes_its_group_out_and_no_other() -> None:
+    members = make()
+    ranks = [
+        member(f"{group}{rank}", group_id=group, group_size=2, rank=rank, address=f"{group}{rank}")
+        for group in "ab"
+        for rank in range(2)
+    ]
+    alone = member("c0", address="c0")
+    for made in (*ranks, alone, member("p0", Role.PREFILL)):
+        members.observe(made, now=0.0)
+    assert members.statistics(0.0).ready_decode == 5
+    for made in (*ranks[1:], alone, member("p0", Role.PREFILL)):
+        members.observe(dataclasses.replace(made, sequence=2), now=4.0)
+
+    def out(now: float) -> dict[str, ExclusionCause]:
+        views = members.views(now)
+        return {view.member.member_id: view.exclusion for view in views if view.exclusion}
+
+    assert out(5.0) == {}
+    assert out(6.0) == {"a0": ExclusionCause.STALE, "a1": ExclusionCause.GROUP_INCOMPLETE}
+    members.observe(dataclasses.replace(ranks[0], sequence=3), now=7.0)
+    assert out(7.0) == {}
+
+
+def test_a_group_takes_no_work_before_all_its_ranks_were_heard() -> None:
+    members = make()
+    members.observe(member("p0", Role.PREFILL), now=0.0)
+    first, second = (
+        member(f"d{rank}", group_size=2, rank=rank, address=f"d{rank}") for rank in range(2)
+    )
+    members.observe(first, now=0.0)
+    assert members.views(0.0)[0].exclusion is ExclusionCause.GROUP_INCOMPLETE
+    assert not members.can_serve(0.0)
+    members.observe(dataclasses.replace(second, draining=True), now=0.0)
+    assert members.views(0.0)[0].exclusion is None  # one that drains is there
+    # A rank under a new name is the same rank: the other one has not been heard of.
+    again = make()
+    for made in (first, dataclasses.replace(first, member_id="d9", address="d9")):
+        again.observe(made, now=0.0)
+    assert {view.exclusion for view in again.views(0.0)} == {ExclusionCause.GROUP_INCOMPLETE}
+
+
 def test_our_own_placements_weigh_at_once_and_no_snapshot_takes_them_away() -> None:
     members = make()
     members.observe(member(), now=0.0)
