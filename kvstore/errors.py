@@ -52,6 +52,19 @@ class StoreRefused(KvStoreError):
         self.detail = detail
 
 
+class StoreIsCluster(StoreRefused):
+    """The URL means one server, and there is a node of a cluster: most keys would not be seen."""
+
+    cause = "store_is_cluster"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            address,
+            "it is a node of a cluster, and this URL would see what is on that node only; write "
+            "redis+cluster://HOST:PORT, or rediss+cluster:// with TLS",
+        )
+
+
 class BlockMissing(KvStoreError):
     """A named payload is not (or no longer) in the store. The reader recomputes.
 

@@ -12,14 +12,14 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException
+from redis.exceptions import NoPermissionError, RedisClusterException
 from redis.retry import Retry
 
 from kvstore.backends.sentinel import PrimaryFinder
 from kvstore.backends.transport import password_of
 from kvstore.backends.wire import Node
 from kvstore.config import KvStoreConfig, StoreUrl
-from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreRefused
+from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreIsCluster, StoreRefused
 
 _TRANSIENT = ("LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "BUSY")
 
@@ -86,6 +86,11 @@ def translated(address: str) -> Iterator[None]:
     """Turns errors of redis-py into errors of this library."""
     try:
         yield
+    except redis.AuthenticationError as error:
+        # redis-py files it under lost connections; a wrong one may be one that is being rotated.
+        if "required" in str(error):
+            raise refusal(address, "NOAUTH") from error
+        raise StoreDown(address, str(error)) from error
     except (redis.ConnectionError, redis.TimeoutError, RedisClusterException, OSError) as error:
         raise StoreDown(address, str(error)) from error
     except redis.RedisError as error:
@@ -97,10 +102,26 @@ def translated(address: str) -> Iterator[None]:
 def refusal(address: str, text: str, *, is_full: bool = False) -> KvStoreError:
     """What an error reply of a server means."""
     if is_full or text.startswith("OOM"):
-        return StoreFull(address, text)
+        return StoreFull(address, "its maxmemory is in use, and it may evict nothing that is left")
+    if text.startswith("NOAUTH"):
+        return StoreRefused(
+            address, "it asks for a password; add ?password_file=PATH to the store URL"
+        )
+    if text.startswith("MOVED "):
+        return StoreIsCluster(address)
     if text.startswith(_TRANSIENT):
         return StoreDown(address, text)
     return StoreRefused(address, text)
+
+
+def require_no_cluster(client: redis.Redis, address: str) -> None:
+    """Raises StoreIsCluster if the server is a node of a cluster; errors of redis-py otherwise."""
+    try:
+        facts = client.info("cluster")
+    except NoPermissionError:
+        return  # then nothing but its redirections tell
+    if int(facts.get("cluster_enabled", 0)):
+        raise StoreIsCluster(address)
 
 
 def _options(url: StoreUrl, config: KvStoreConfig) -> dict[str, Any]:  # Any: as redis-py takes them

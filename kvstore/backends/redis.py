@@ -33,7 +33,13 @@ from kvstore.backends.base import (
     PutItem,
     leaseless,
 )
-from kvstore.backends.control import ClusterControl, open_control, refusal, translated
+from kvstore.backends.control import (
+    ClusterControl,
+    open_control,
+    refusal,
+    require_no_cluster,
+    translated,
+)
 from kvstore.backends.resp import Reply, ReplyError, encode_keys, encode_set
 from kvstore.backends.sentinel import PrimaryFinder, SentinelWire
 from kvstore.backends.wire import ClusterWire, Job, Keyed, SingleWire, Wire
@@ -343,6 +349,8 @@ class RedisBackend:
                     if self._is_cluster
                     else open_control(self._url, self._config, self._primary)
                 )
+                if not self._is_cluster:
+                    require_no_cluster(client, self._address)
                 self._scripts = {
                     name: client.register_script(load_script(name)) for name in _SCRIPTS
                 }

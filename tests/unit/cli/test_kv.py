@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from cli.main import main
 from kvstore import KvStore, embedded
 from kvstore.backends.keyed import KeyedBackend, read_key
 from kvstore.errors import TicketInvalid
 from kvstore.keys import body_key, lease_key
-from tests.fakes.servers import raw_tls_redis
+from tests.fakes.servers import free_port, raw_tls_redis, running, wait_for
 from tests.fakes.stores import FINGERPRINT, Prompt, RawRedis, make_store
 
 PROMPT = Prompt("request-1", tuple(range(14)))
@@ -161,6 +162,31 @@ def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be reached" in capsys.readouterr().err
     assert main(["kv", "audit", "--store", "nonsense://x"]) == 2
     assert "scheme" in capsys.readouterr().err
+
+
+def test_a_node_of_a_cluster_is_refused_by_every_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    port = free_port()
+    with running(
+        str(embedded.find_binary()),
+        tmp_path,
+        bind="127.0.0.1",
+        port=str(port),
+        cluster_enabled="yes",
+        cluster_port=str(free_port()),
+    ):
+        wait_for(redis.Redis("127.0.0.1", port))
+        for action in (
+            ["stats"],
+            ["inspect", "0" * 32],
+            ["inspect", "0" * 64],
+            ["audit"],
+            ["flush", "--all"],
+            ["mutate", "--count", "1"],
+        ):
+            assert main(["kv", *action, "--store", f"redis://127.0.0.1:{port}"]) == 3, action
+            assert "redis+cluster://HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_server_that_refuses_is_no_failed_check(

@@ -10,6 +10,7 @@ EXAMPLES = [
     (errors.StoreDown("host:1", "refused"), "store_down", "host:1"),
     (errors.StoreFull("host:1", "OOM"), "store_full", "maxmemory"),
     (errors.StoreRefused("host:1", "WRONGTYPE"), "store_refused", "WRONGTYPE"),
+    (errors.StoreIsCluster("host:1"), "store_is_cluster", "redis+cluster://"),
     (errors.BlockMissing("state", 4), "missing_state", "4"),
     (errors.BlockCorrupt("kv", 2, "digest", "differs"), "corrupt_digest", "2"),
     (errors.LeaseLost("abc", "taken"), "lease_taken", "discarded"),

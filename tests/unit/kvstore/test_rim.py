@@ -28,6 +28,7 @@ CASES = [
     (errors.StoreFull("host:1", "maxmemory"), CODE.RESOURCE_EXHAUSTED, Reason.POOL_FULL),
     (errors.StoreDown("host:1", "refused"), CODE.UNAVAILABLE, Reason.STORE_DOWN),
     (errors.StoreRefused("host:1", "WRONGTYPE"), CODE.UNAVAILABLE, Reason.STORE_DOWN),
+    (errors.StoreIsCluster("host:1"), CODE.UNAVAILABLE, Reason.STORE_DOWN),
 ]
 
 

@@ -9,7 +9,7 @@ import redis
 
 from kvstore.backends.control import ClusterControl, open_control, refusal, translated
 from kvstore.config import parse_url
-from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreRefused
+from kvstore.errors import KvStoreError, StoreDown, StoreFull, StoreIsCluster, StoreRefused
 from tests.fakes.stores import small_config
 
 
@@ -19,6 +19,8 @@ from tests.fakes.stores import small_config
         ("OOM command not allowed", StoreFull),
         ("LOADING the dataset", StoreDown),
         ("CLUSTERDOWN Hash slot not served", StoreDown),
+        ("NOAUTH Authentication required.", StoreRefused),
+        ("MOVED 3999 127.0.0.1:6381", StoreIsCluster),
         ("ERR unknown command", StoreRefused),
     ],
 )
@@ -31,6 +33,8 @@ def test_error_replies_have_their_meaning(text: str, kind: type[KvStoreError]) -
     [
         (redis.ConnectionError("gone"), StoreDown),
         (redis.TimeoutError("late"), StoreDown),
+        (redis.AuthenticationError("Authentication required."), StoreRefused),
+        (redis.AuthenticationError("invalid username-password pair"), StoreDown),
         (OSError("refused"), StoreDown),
         (redis.OutOfMemoryError("used memory > 'maxmemory'"), StoreFull),
         (redis.ResponseError("WRONGTYPE"), StoreRefused),
@@ -39,6 +43,20 @@ def test_error_replies_have_their_meaning(text: str, kind: type[KvStoreError]) -
 def test_errors_of_the_client_are_translated(error: Exception, kind: type[KvStoreError]) -> None:
     with pytest.raises(kind), translated("somewhere"):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("NOAUTH Authentication required.", "?password_file=PATH"),
+        ("MOVED 1 h:1", "redis+cluster://HOST:PORT"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", "its maxmemory is in use"),
+    ],
+)
+def test_what_a_server_refuses_is_worded_with_the_way_out(text: str, said: str) -> None:
+    message = str(refusal("somewhere", text))
+    assert said in message
+    assert text not in message
 
 
 def test_the_password_comes_from_a_file(tmp_path: Path) -> None:
