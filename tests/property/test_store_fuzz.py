@@ -1,10 +1,12 @@
-"""Parsers of what comes from a store or a peer, on damaged and random bytes: no crash, no hang."""
+"""Parsers of what a store or a peer sends, on damaged bytes: no crash, no hang, little memory."""
 
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 
 import pytest
@@ -99,6 +101,8 @@ STREAM = (
     + b"\r\n"
 )
 MAX_VALUE = 1 << 12
+MAX_MEMORY = 1 << 20
+"""Bytes one input may make a parser allocate; all inputs are below 1 KiB."""
 
 
 def read_stream(data: bytes) -> None:
@@ -207,6 +211,15 @@ def damage(generator: random.Random, data: bytes) -> bytes:
     return bytes(value)
 
 
+def parse_within(parse: Callable[[bytes], object], data: bytes, refusals: Refusals) -> int:
+    """Peak bytes that Python allocates for one input."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    with suppress(*refusals):
+        parse(data)
+    return tracemalloc.get_traced_memory()[1] - before
+
+
 def fuzz(name: str, count: int, seed: int) -> None:
     data, parse, refusals = TARGETS[name]
     generator, outcomes = random.Random(seed), Counter[str]()
@@ -225,6 +238,39 @@ def fuzz(name: str, count: int, seed: int) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_bytes_are_refused_by_name(name: str) -> None:
     fuzz(name, 2_500, 1)
+
+
+def fuzz_memory(name: str, count: int, seed: int) -> None:
+    data, parse, refusals = TARGETS[name]
+    generator = random.Random(seed)
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            damaged = damage(generator, data)
+            used = parse_within(parse, damaged, refusals)
+            assert used <= MAX_MEMORY, (used, damaged)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_damaged_bytes_take_little_memory(name: str) -> None:
+    fuzz_memory(name, 300, 3)
+
+
+def test_the_measure_of_memory_sees_what_a_parser_takes() -> None:
+    tracemalloc.start()
+    try:
+        assert parse_within(lambda _: bytearray(MAX_MEMORY + 1), b"", ()) > MAX_MEMORY
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_hundred_thousand_damaged_inputs_take_little_memory(name: str) -> None:
+    fuzz_memory(name, 100_000, 4)
 
 
 @pytest.mark.slow

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -12,10 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore import LeaseState, Ticket
+from kvstore.backends.base import Backend
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import BlockMissing, KvStoreError, LeaseLost, StaleAttempt
 from kvstore.handoffs.reader import HandoffReader
-from tests.fakes.stores import ManualClock, Prompt, make_store
+from tests.fakes.stores import ManualClock, Prompt, RawFiles, RawStore, make_store, raw_redis
 
 PROMPTS = [
     Prompt(name, tokens, block_bytes=size)
@@ -42,15 +46,22 @@ def outcome(call: Callable[[], T]) -> T | KvStoreError:
 class StoreMachine(RuleBasedStateMachine):
     """Model: when blocks end, the newest attempt of each request, who holds what until when."""
 
+    has_own_time = True
+    """Whether the backend goes by the clock of the model; else no time passes in the model."""
+
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.store = make_store(MemoryBackend(self.clock), self.clock, refresh_s=0.0)
+        self.store = make_store(self.open_backend(), self.clock, refresh_s=0.0)
         self.block_ends: dict[bytes, float] = {}
         self.newest: dict[str, int] = {}
         self.tickets: dict[tuple[str, int], Ticket] = {}
         self.deadlines: dict[tuple[str, int], float] = {}
         self.readers: list[tuple[tuple[str, int], HandoffReader, bool]] = []
+
+    def open_backend(self) -> Backend:
+        """An empty one."""
+        return MemoryBackend(self.clock)
 
     def keep(self, prompt: Prompt, seconds: float) -> None:
         for name in prompt.hashes:
@@ -156,6 +167,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name in reaped:
             self.forget(name)
 
+    @precondition(lambda self: self.has_own_time)
     @rule(seconds=st.sampled_from([0.5, 3.0, 9.0, 31.0]))
     def wait(self, seconds: float) -> None:
         # Short of the ends of whole classes: bodies end with theirs, which unit tests show.
@@ -182,3 +194,56 @@ class StoreMachine(RuleBasedStateMachine):
 
 StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestStoreMachine = pytest.mark.medium(StoreMachine.TestCase)
+
+
+class RealMachine(StoreMachine):
+    """The same beside a backend with a clock of its own: a run is short against every life."""
+
+    has_own_time = False
+    raw: ClassVar[RawStore]
+
+    def open_backend(self) -> Backend:
+        self.raw.clear()
+        return self.raw.backend
+
+
+class FilesMachine(RealMachine):
+    """On a directory."""
+
+
+class ServerMachine(RealMachine):
+    """On a private server."""
+
+
+FilesMachine.TestCase.settings = settings(max_examples=4, stateful_step_count=20, deadline=None)
+ServerMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.medium
+class TestFilesMachine(FilesMachine.TestCase):
+    cleanup: ClassVar[ExitStack]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.cleanup = ExitStack()
+        directory = cls.cleanup.enter_context(tempfile.TemporaryDirectory())
+        FilesMachine.raw = RawFiles(Path(directory) / "store")
+        cls.cleanup.callback(FilesMachine.raw.backend.close)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.cleanup.close()
+
+
+@pytest.mark.medium
+class TestServerMachine(ServerMachine.TestCase):
+    cleanup: ClassVar[ExitStack]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.cleanup = ExitStack()
+        ServerMachine.raw = cls.cleanup.enter_context(raw_redis())
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.cleanup.close()
