@@ -158,7 +158,10 @@ class HttpSettings(Settings):
         "",
         help="with API keys: tenant whose keys open the status page; empty: keys without a tenant",
     )
-    max_connections: int = setting(2048, help="connections at once", ge=1)
+    head_timeout_s: float = setting(
+        10.0, help="seconds a connection may take for the head of its request", gt=0
+    )
+    max_connections: int = setting(2048, help="calls at once, and connections", ge=1)
     grace_s: float = setting(1.0, help="seconds a stop waits for its last answers", ge=0)
 
 

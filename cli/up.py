@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from typing import Any
 
+from cli.access import tls_settings
 from cli.local import signals
 from cli.local.topology import add_system_flags, topology_of
 from cli.output import say, show, show_json, table
@@ -31,6 +32,12 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
     parser.set_defaults(run=run)
 
 
+def url_of(http_address: str, tls_mode: str) -> str:
+    """Where a browser or an SDK finds the HTTP face; empty without one."""
+    scheme = "http" if tls_mode == "off" else "https"
+    return f"{scheme}://{http_address}" if http_address else ""
+
+
 def run(options: argparse.Namespace) -> int:
     """Runs until Ctrl-C or SIGTERM."""
     from cli.local.launcher import running_system
@@ -40,9 +47,10 @@ def run(options: argparse.Namespace) -> int:
     stop = threading.Event()
     with running_system(topology) as system, announced(system.address):
         rows = system.rows()
+        http_url = url_of(system.http_address, tls_settings().mode)
         if options.json:
             processes = [dataclasses.asdict(row) for row in rows]
-            http = {"http": f"http://{system.http_address}"} if system.http_address else {}
+            http = {"http": http_url} if http_url else {}
             traces = {"traces": system.trace_address} if system.trace_address else {}
             show_json(
                 {
@@ -64,9 +72,9 @@ def run(options: argparse.Namespace) -> int:
                 show(line)
             show()
             show('ask it    disagg generate "ROMEO:" --stream')
-            if system.http_address:
-                show(f"OpenAI    http://{system.http_address}/v1")
-                show(f"status    http://{system.http_address}/ui")
+            if http_url:
+                show(f"OpenAI    {http_url}/v1")
+                show(f"status    {http_url}/ui")
             if system.trace_address:
                 show("traces    disagg trace REQUEST_ID")
             show(f"logs      {system.directory}")

@@ -10,14 +10,19 @@ import contextlib
 import math
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from balancer.config import HttpSettings
 from balancer.http.access import KeyGuard
+from balancer.http.connections import CallLimit, connections
+from runtime.logging import get_logger
 from runtime.security import NO_SECURITY, Security
 from runtime.serve import ListenError
+
+_log = get_logger(__name__)
 
 
 class _Server(uvicorn.Server):
@@ -36,9 +41,15 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _log_drop(why: str) -> None:
+    _log.debug("http.connection_dropped", reason=why)
+
+
 @contextlib.asynccontextmanager
 async def serving(
-    app: ASGIApp, settings: HttpSettings, security: Security = NO_SECURITY
+    app: ASGIApp,
+    settings: HttpSettings,
+    security: Security = NO_SECURITY,
 ) -> AsyncIterator[str]:
     """Listens while the body runs; yields the address as host:port.
 
@@ -52,15 +63,22 @@ async def serving(
     """
     listener, identity = _listen(settings), security.identity
     host, port = listener.getsockname()[:2]
+    connection = connections(
+        max_calls=settings.max_connections,
+        head_timeout_s=settings.head_timeout_s,
+        on_drop=_log_drop,
+    )
     config = uvicorn.Config(
-        app if security.keys is None else KeyGuard(app, security.keys),
-        http="h11",
+        CallLimit(
+            app if security.keys is None else KeyGuard(app, security.keys),
+            settings.max_connections,
+        ),
+        http=cast("type[asyncio.Protocol]", connection),  # called like one
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=settings.max_connections,
         timeout_graceful_shutdown=math.ceil(settings.grace_s),
         ssl_context_factory=None if identity is None else lambda *_: identity.http(),
     )

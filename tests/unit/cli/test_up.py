@@ -92,3 +92,16 @@ def test_a_system_with_traces_says_how_to_look_at_them(
     interrupt(signal.SIGTERM)
     assert main(["up", "--model", MODEL, "--trace", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["traces"] == "h:3"
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "url"),
+    [
+        ("", "mtls", ""),
+        ("127.0.0.1:8000", "off", "http://127.0.0.1:8000"),
+        ("127.0.0.1:8000", "tls", "https://127.0.0.1:8000"),
+        ("127.0.0.1:8000", "mtls", "https://127.0.0.1:8000"),
+    ],
+)
+def test_the_address_that_it_shows_can_be_opened(address: str, mode: str, url: str) -> None:
+    assert up.url_of(address, mode) == url

@@ -1,0 +1,104 @@
+"""Connections that trickle, and calls beyond the bound: neither keeps a probe out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from balancer.config import HttpSettings
+from balancer.http.connections import CallLimit
+from balancer.http.server import serving
+
+pytestmark = pytest.mark.medium
+HALF = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+async def hello(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@asynccontextmanager
+async def served(**settings: float) -> AsyncIterator[tuple[str, int]]:
+    async with serving(hello, HttpSettings.model_validate({"port": 0, **settings})) as address:
+        host, port = address.split(":")
+        yield host, int(port)
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(5):
+            return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
+    async with served(head_timeout_s=0.05) as (host, port):
+        for first in (b"", HALF, HALF + b"\r\n"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(first)
+            if first.endswith(b"\r\n\r\n"):  # the first was answered; the next trickles
+                assert b"200" in await reader.readuntil(b"\r\n")
+                await reader.readuntil(b"hello")
+                writer.write(HALF)
+                await reader.read(64)  # the end of the chunked answer
+            assert await is_closed(reader)
+            writer.close()
+
+
+async def test_sockets_that_trickle_push_one_another_out() -> None:
+    async with served(max_connections=1, head_timeout_s=60.0) as (host, port):
+        opened = [await asyncio.open_connection(host, port) for _ in range(40)]
+        for _, writer in opened:
+            writer.write(HALF)
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            for _ in range(3):
+                assert (await client.get(f"http://{host}:{port}/")).text == "hello"
+        assert await is_closed(opened[0][0])
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_calls_beyond_the_bound_are_told_to_come_later_and_probes_are_served() -> None:
+    release = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            await release.wait()
+        await hello(scope, receive, send)
+
+    settings = HttpSettings(port=0, max_connections=1)
+    async with (
+        serving(slow, settings) as address,
+        httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as client,
+    ):
+        running = asyncio.create_task(client.get("/slow"))
+        for _ in range(200):
+            refused = await client.get("/v1/models")
+            if refused.status_code != 200:
+                break
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "http.max_connections" in refused.json()["error"]["message"]
+        assert (await client.get("/health")).status_code == 200
+        release.set()
+        assert (await running).text == "hello"
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_what_is_no_call_passes() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope["type"])
+
+    async def nothing(*_: object) -> None:
+        raise AssertionError("nothing is received or sent")
+
+    await CallLimit(app, 0)({"type": "lifespan"}, nothing, nothing)
+    assert seen == ["lifespan"]
