@@ -111,11 +111,16 @@ def _tell(metrics: Metrics, report: JanitorReport, server: BackendStatistics) ->
 def kept(url: str, *, interval_s: float = 5.0, metrics: Metrics | None = None) -> Iterator[None]:
     """Sweeps the store at a URL on a thread of its own; for whoever starts a whole system.
 
+    Args:
+        metrics: Told what is found, and what this process is built from.
+
     Raises:
         StoreUrlError: The URL names no known backend.
     """
     config = KvStoreConfig(block_tokens=1, owner="janitor")
     store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
+    if metrics is not None:
+        tell_build(metrics, role=ROLE, version=installed_version("disagg"))
     stop = threading.Event()
     thread = threading.Thread(
         target=keep,

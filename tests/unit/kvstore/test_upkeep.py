@@ -123,7 +123,9 @@ def test_a_kept_store_is_swept_until_the_end() -> None:
     with raw_redis() as raw:
         store = make_store(raw.backend, claim_ttl_s=0.01)
         pause = threading.Event()
-        with kept(raw.url, interval_s=0.02):
+        metrics = Metrics(role="store")
+        with kept(raw.url, interval_s=0.02, metrics=metrics):
+            assert metrics.value("disagg_build_info") == 1
             PROMPT.hand_over(store)
             for _ in range(500):
                 if not store.audit():
