@@ -21,7 +21,7 @@ from runtime.serve import ListenError, StopSignals
 from runtime.settings import SettingsError, load_process
 from runtime.startup import exits
 from runtime.telemetry import current_trace_id
-from runtime.tracing.exporting import TracingUnavailable
+from runtime.tracing.exporting import TracingUnavailable, plan_of
 from runtime.watched import SecretError
 
 _PROG = "python -m balancer"
@@ -75,6 +75,7 @@ def main() -> int:
         description="Front door of the system.",
         example=f"{_PROG} --model models/tiny-v4 --store redis://127.0.0.1:6379 --port 50051",
         foreign_sections=FOREIGN_SECTIONS,
+        check=lambda found: plan_of(found.tracing),
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "balancer"})
     with exits(_PROG, _STARTUP_ERRORS):

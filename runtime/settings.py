@@ -20,7 +20,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -224,6 +224,7 @@ def load_process(
     example: str = "",
     foreign_sections: Collection[str] = (),
     environment: Mapping[str, str] | None = None,
+    check: Callable[[T], object] | None = None,
 ) -> Loaded[T]:
     """Settings of a process from its command line, file and environment.
 
@@ -232,6 +233,8 @@ def load_process(
 
     Args:
         example: A command line for the end of `--help`.
+        check: Raises SettingsError for what only several values together, or variables of others,
+            show to be wrong.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -250,6 +253,8 @@ def load_process(
             environment=environment,
             foreign_sections=foreign_sections,
         )
+        if check is not None:
+            check(loaded.value)
     except SettingsError as error:
         for problem in error.problems:
             sys.stderr.write(f"{prog}: {problem}\n")

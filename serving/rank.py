@@ -121,6 +121,7 @@ def supervise(role: Role[S], arguments: Sequence[str] | None = None) -> int:
         example=f"python -m {role.prog} --model models/tiny-v4 --store redis://127.0.0.1:6379 "
         "--balancer 127.0.0.1:50051 --ranks 2",
         foreign_sections=role.foreign_sections,
+        check=lambda found: plan_of(found.tracing),
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": role.name})
     with exits(role.prog, STARTUP_ERRORS):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
+from urllib.parse import urlsplit
 
 from runtime.settings import Settings, SettingsError, setting
 
@@ -27,6 +28,13 @@ Sampler = Literal[
     "parentbased_always_off",
     "parentbased_traceidratio",
 ]
+_RESOLVED_BY_GRPC = ("unix:", "dns:")
+_BATCH_VARIABLES = (
+    "OTEL_BSP_SCHEDULE_DELAY",
+    "OTEL_BSP_EXPORT_TIMEOUT",
+    "OTEL_BSP_MAX_QUEUE_SIZE",
+    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+)
 _PROPAGATORS = frozenset({"tracecontext", "baggage"})
 
 
@@ -85,15 +93,18 @@ def resolve(settings: TracingSettings, variables: Mapping[str, str]) -> TracingP
     Raises:
         SettingsError: A variable has a value we cannot follow; it names it, and what can be.
     """
-    endpoint = _endpoint(settings, variables)
+    name, endpoint = _endpoint(settings, variables)
     is_disabled = variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if not endpoint or is_disabled or variables.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
         return TracingPlan()
+    protocol = _protocol(variables)
+    _check_endpoint(name, endpoint, protocol)
     _check_propagators(variables)
+    _check_batches(variables)
     sampler, ratio = _sampler(settings, variables)
     return TracingPlan(
         endpoint=endpoint,
-        protocol=_protocol(variables),
+        protocol=protocol,
         sampler=sampler,
         ratio=ratio,
         service_name=variables.get("OTEL_SERVICE_NAME", ""),
@@ -103,16 +114,49 @@ def resolve(settings: TracingSettings, variables: Mapping[str, str]) -> TracingP
     )
 
 
-def _endpoint(settings: TracingSettings, variables: Mapping[str, str]) -> str:
+def _endpoint(settings: TracingSettings, variables: Mapping[str, str]) -> tuple[str, str]:
+    """Who names the endpoint, and the endpoint; empty if nobody does."""
     if settings.endpoint:
-        return settings.endpoint
-    traces = variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip()
-    if traces:
-        return traces
-    base = variables.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+        return "tracing.endpoint", settings.endpoint
+    name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+    if traces := variables.get(name, "").strip():
+        return f"environment {name}", traces
+    name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    base = variables.get(name, "").strip()
     if base and _protocol(variables) == "http/protobuf":  # the specification of OTLP appends it
-        return f"{base.rstrip('/')}/v1/traces"
-    return base
+        base = f"{base.rstrip('/')}/v1/traces"
+    return f"environment {name}", base
+
+
+def _check_endpoint(name: str, endpoint: str, protocol: Protocol) -> None:
+    """An exporter takes anything and then fails in silence, span by span."""
+    is_grpc = protocol == "grpc"
+    if is_grpc and endpoint.startswith(_RESOLVED_BY_GRPC):
+        return
+    try:
+        parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        scheme, host, port = "", None, None
+    # Without a port gRPC takes 443, where nobody listens without TLS.
+    needs_port = is_grpc and scheme != "https"
+    schemes = ("", "http", "https") if is_grpc else ("http", "https")
+    if not host or port == 0 or (needs_port and port is None) or scheme not in schemes:
+        example = "http://127.0.0.1:4317" if is_grpc else "http://127.0.0.1:4318/v1/traces"
+        raise SettingsError(
+            [
+                f"{name} = {endpoint!r}: no address of a collector for {protocol}; give one like "
+                f"{example}"
+            ]
+        )
+
+
+def _check_batches(variables: Mapping[str, str]) -> None:
+    """The SDK passes over numbers that it cannot read."""
+    for name in _BATCH_VARIABLES:
+        text = variables.get(name, "").strip()
+        if text and not (text.isdecimal() and int(text) > 0):
+            raise SettingsError([f"environment {name} = {text!r}: give a whole number from 1"])
 
 
 def _protocol(variables: Mapping[str, str]) -> Protocol:

@@ -206,6 +206,17 @@ def test_check_config_exits_0() -> None:
     assert caught.value.code == 0
 
 
+def test_check_config_asks_what_the_process_would(capsys: pytest.CaptureFixture[str]) -> None:
+    def check(_tree: Tree) -> None:
+        raise SettingsError(["environment X = 'y': give z"])
+
+    arguments = ["--model", "m", "--check-config"]
+    with pytest.raises(SystemExit) as caught:
+        load_process(Tree, arguments, prog="decode", environment={}, check=check)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "decode: environment X = 'y': give z\n"
+
+
 def test_help_tells_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load_process(Tree, ["--help"], prog="decode", example="decode --model DIR", environment={})

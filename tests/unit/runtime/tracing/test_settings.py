@@ -81,3 +81,40 @@ def test_what_cannot_be_followed_is_refused(name: str, value: str, said: str) ->
     assert name in str(error.value)
     assert value in str(error.value)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "garbage",
+        "ftp://x:1",
+        "127.0.0.1:99999",
+        "http://c:0",
+        "http://c",
+        "http://:4317",
+    ],
+)
+def test_endpoints_where_no_collector_can_be_are_refused(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match=r"tracing.endpoint = .*give one like http://"):
+        resolve(TracingSettings(endpoint=endpoint), {})
+    with pytest.raises(SettingsError, match="environment OTEL_EXPORTER_OTLP_TRACES_ENDPOINT = "):
+        resolve(TracingSettings(), {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint})
+
+
+@pytest.mark.parametrize("endpoint", ["c:4317", "[::1]:4317", "https://c", "dns:///c:4317"])
+def test_endpoints_that_grpc_understands(endpoint: str) -> None:
+    assert resolve(TracingSettings(endpoint=endpoint), {}).endpoint == endpoint
+
+
+def test_over_http_an_endpoint_needs_a_scheme() -> None:
+    variables = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    with pytest.raises(SettingsError, match=r"give one like http://127\.0\.0\.1:4318/v1/traces"):
+        resolve(TracingSettings(endpoint="c:4318"), variables)
+    assert resolve(TracingSettings(endpoint="http://c/v1/traces"), variables).endpoint
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-5", "1.5"])
+def test_sizes_of_batches_that_the_sdk_would_pass_over_are_refused(value: str) -> None:
+    variables = {**ENDPOINT, "OTEL_BSP_SCHEDULE_DELAY": value}
+    with pytest.raises(SettingsError, match=f"OTEL_BSP_SCHEDULE_DELAY = '{value}': give a whole"):
+        resolve(TracingSettings(), variables)
