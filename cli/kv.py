@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from kvstore.inspection import Inspection, Survey
 
 _SAY_EVERY = 1000
+_URL_FORMS = (
+    "Forms of URL: unix:///path, redis://host:port, rediss:// with TLS, redis+cluster://host:port "
+    "for any node of a cluster, redis+sentinel://host,host/SERVICE, file:///directory; "
+    "?password_file=PATH and ?tls_ca_file=PATH go behind each (docs/store.md)."
+)
 
 
 def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
@@ -28,7 +33,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "kv",
         help="look into a KV store: stats, inspect, audit, flush, mutate",
         description="Looks into a KV store. `disagg up` prints the URL of its private one. A store "
-        "with keyed tags needs its key in the URL: ?integrity_key_file=PATH.",
+        "with keyed tags needs its key in the URL: ?integrity_key_file=PATH. " + _URL_FORMS,
         epilog="example:  disagg kv audit --store unix:///tmp/disagg-store-x/store.sock",
         allow_abbrev=False,
     )
@@ -79,7 +84,7 @@ def _add(
     parser: argparse.ArgumentParser = actions.add_parser(
         name,
         help=text,
-        description=f"{text[:1].upper()}{text[1:]}. {more}".rstrip(),
+        description=f"{text[:1].upper()}{text[1:]}. {more}".rstrip() + f" {_URL_FORMS}",
         epilog=f"example:  disagg kv {example}" + (" --store URL" if store_required else ""),
         allow_abbrev=False,
     )

@@ -16,6 +16,7 @@ from kvstore.errors import BlockCorrupt
 from kvstore.handoffs.leases import LeaseRecord, classify
 from kvstore.keys import (
     ALL_PREFIX,
+    BAD_TAG,
     BODY_PREFIX,
     HASH_BYTES,
     HEADER_BYTES,
@@ -188,6 +189,10 @@ def _judge(key: bytes, value: bytes) -> Value:
         return Value(
             key=text, kind=name.kind, num_bytes=len(value), sound=sound, fault=fault, name=name.name
         )
+    if value == BAD_TAG:
+        # Without the right key nobody can tell which of the two it is.
+        fault = "its keyed tag is wrong: it is damaged, or the key file is not that of its writer"
+        return Value(key=text, kind=name.kind, num_bytes=0, sound=False, fault=fault)
     try:
         header = unpack_header(value)
     except HeaderError as error:

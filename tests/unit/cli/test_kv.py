@@ -150,6 +150,9 @@ def test_the_help_says_what_mutate_leaves_and_how_a_key_is_given(
         (["kv", "mutate", "--help"], "a store in use is left as it was"),
         (["kv", "audit", "--help"], "?integrity_key_file=PATH for keyed tags"),
         (["kv", "--help"], "?integrity_key_file=PATH"),
+        (["kv", "mutate", "--help"], "Killed in between, it leaves"),
+        (["kv", "stats", "--help"], "redis+cluster://host:port"),
+        (["kv", "stats", "--help"], "?password_file=PATH"),
     ):
         with pytest.raises(SystemExit):
             main(arguments)
@@ -223,6 +226,11 @@ def test_tags_without_their_key_are_not_called_damage(
         assert "DAMAGED" not in captured.out
         assert main(["kv", "inspect", name, "--store", url]) == 0
         assert "sound" in capsys.readouterr().out
+    other = tmp_path / "other"
+    other.write_text("o" * 64)
+    wrong = f"{raw.url}?integrity_key_file={other}"
+    assert main(["kv", "inspect", names[1], "--store", wrong]) == 1
+    assert "the key file is not that of its writer" in capsys.readouterr().out
     tail = next(iter(key for key in raw.values() if b":t:" in key))
     raw.write(tail, raw.client.get(tail)[:-17] + b"x" * 17)
     assert run(raw, "inspect", tail.decode()) == 1
