@@ -22,7 +22,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import connection, forkserver, reduction
+from multiprocessing import connection, forkserver, reduction, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -433,6 +433,8 @@ def _start_fork_server(preload: Sequence[str]) -> ForkServerContext:
     It is started with the forwarded signals blocked, which it passes on to the ranks until they
     unblock them: a signal to the whole process group must not kill it before its ranks.
     """
+    # The fork server starts it otherwise, and it unblocks these signals when it has started.
+    resource_tracker.ensure_running()
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(list(preload))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)

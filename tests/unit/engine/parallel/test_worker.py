@@ -227,6 +227,11 @@ def test_a_lost_fork_server_is_named_and_leaves_no_rank_behind(start_alone):
     status = Path(f"/proc/{pids[0]}/status").read_text()
     (server,) = (int(line.split()[1]) for line in status.splitlines() if line[:5] == "PPid:")
     assert server != group.supervisor.process.pid
+    # A signal to the whole process group is for its ranks.
+    status = Path(f"/proc/{server}/status").read_text()
+    (blocked,) = (int(line.split()[1], 16) for line in status.splitlines() if line[:6] == "SigBlk")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        assert blocked >> (number - 1) & 1
 
     os.kill(server, signal.SIGKILL)
 
