@@ -58,6 +58,7 @@ from runtime.tracing.recording import OtelTracer
 SEED = 0
 RATIOS: Mapping[str, float | None] = {"off": None, "sampled": 0.1, "all": 1.0}
 _READ_INTERVAL_S = 5.0
+# Every process sends what it has every five seconds, unless a variable says otherwise.
 _SENT_S = 8.0
 
 
@@ -220,7 +221,6 @@ async def spans_of_a_request(address: str, collector: str, tokens: int) -> int:
     async with AsyncClient(address) as client:
         sampling = Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         await client.generate(list(range(3, 99)), request_id=name, sampling=sampling)
-    # Every process sends what it has every five seconds, unless a variable says otherwise.
     await asyncio.sleep(_SENT_S)
     with grpc.insecure_channel(collector) as channel:
         stub = traces_pb2_grpc.TraceServiceStub(channel)
@@ -261,6 +261,23 @@ def traces_at(collector: str) -> int:
         return stub.FindTraces(traces_pb2.FindTracesRequest(), timeout=10).num_traces
 
 
+def require_load(*, traces: int, spans: int, reads: int) -> None:
+    """Ends the program unless there was something whose cost was measured.
+
+    Args:
+        traces: Arrived at the collector.
+        spans: Of one request that was sampled.
+        reads: Pages of metrics that were read meanwhile.
+    """
+    seen = {"traces arrived": traces, "spans of a request arrived": spans, "pages were read": reads}
+    lacks = [name for name, number in seen.items() if not number]
+    if lacks:
+        raise SystemExit(
+            f"no {', no '.join(lacks)}, so the overheads would be those of nothing; is the package "
+            "disagg[trace] installed, and OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER set?"
+        )
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.telemetry", description=__doc__)
@@ -275,10 +292,12 @@ def main() -> None:
         found = asyncio.run(
             measure(systems, rounds=options.rounds, clients=options.clients, tokens=options.tokens)
         )
+        time.sleep(_SENT_S)  # what the last round left is still in the processes
         num_traces = traces_at(collector)
         num_spans = asyncio.run(
             spans_of_a_request(systems["all"]["address"], collector, options.tokens)
         )
+    require_load(traces=num_traces, spans=num_spans, reads=found.num_reads)
     each_us = span_us()
     request_us = 1e3 * median(found.cpu_ms["off"]) * options.tokens
     result = {

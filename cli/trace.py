@@ -21,6 +21,7 @@ _TIMEOUT_S = 10.0
 # Spans leave their processes in batches. A trace is whole when nothing came for one more look.
 _LOOK_AGAIN_S = 0.3
 _MAX_LOOKS = 12
+_SHOWN_CHARS = 80
 
 
 def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
@@ -110,11 +111,16 @@ def _settled(collector: str, request_id: str) -> list[traces_pb2.TraceSpan]:
     if not spans:
         dropped = f", and {found.num_dropped} spans were dropped" if found.num_dropped else ""
         raise CommandError(
-            f"no trace of request {request_id!r} is kept: it never came, it runs still, or it was "
-            f"dropped to make room ({found.num_traces} traces are kept{dropped}); check the id",
+            f"no trace of request {_cut(request_id)!r} is kept: it never came, it runs still, "
+            f"or it was dropped to make room ({found.num_traces} traces are kept{dropped}); check the id",
             ExitCode.FAILED,
         )
     return spans
+
+
+def _cut(text: str) -> str:
+    """Text of any length as far as a message repeats it."""
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _misses_parents(spans: Any) -> bool:  # Any: a repeated field has a class of its own
@@ -139,6 +145,12 @@ def _ask(collector: str, request_id: str) -> traces_pb2.FindTracesResponse:
                 request = traces_pb2.FindTracesRequest(request_id=request_id)
                 return stub.FindTraces(request, timeout=_TIMEOUT_S)
     except CommandError as error:
+        if str(error).startswith("nothing answers at"):
+            raise CommandError(
+                f"the collector of the traces does not answer at {collector}, where the system's "
+                "tracing endpoint points; start it again, or the system with `disagg up --trace`",
+                ExitCode.FAILED,
+            ) from error
         if "UNIMPLEMENTED" not in str(error):
             raise
         raise CommandError(

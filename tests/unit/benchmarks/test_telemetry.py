@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 import os
+import time
 
 import pytest
 
 from benchmarks.telemetry import (
+    _SENT_S,
     RATIOS,
     cpu_s,
     measure,
     overhead_of,
     process,
+    require_load,
     running,
     span_us,
     traces_at,
@@ -35,6 +38,12 @@ def test_processor_time_only_grows() -> None:
     assert cpu_s([os.getpid()]) >= before > 0
 
 
+def test_a_cost_of_nothing_is_not_told() -> None:
+    require_load(traces=1, spans=1, reads=1)
+    with pytest.raises(SystemExit, match="no traces arrived, no pages were read, so the overheads"):
+        require_load(traces=0, spans=3, reads=0)
+
+
 def test_a_span_costs_something_and_not_a_millisecond() -> None:
     assert 1 < span_us(repetitions=1, spans=200) < 1_000
 
@@ -46,6 +55,7 @@ def test_it_measures_running_systems() -> None:
         collector = stack.enter_context(process("cli.traces.collector"))["address"]
         systems = {name: stack.enter_context(running(name, collector)) for name in RATIOS}
         found = asyncio.run(measure(systems, rounds=2, clients=2, tokens=4))
+        time.sleep(_SENT_S)
         assert traces_at(collector) >= 4  # at least those of `all`
     assert all(len(rates) == 2 and min(rates) > 0 for rates in found.rates.values())
     assert found.num_reads > 0

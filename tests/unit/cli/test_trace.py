@@ -60,6 +60,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_LOOK_AGAIN_S", 0.01)
 
 
+def test_a_collector_that_is_gone_is_named_and_the_system_is_not_blamed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with running() as (address, face):
+        face.endpoint = "http://127.0.0.1:1"
+        assert main(["trace", "r-1", "--address", address]) == 1
+    told = capsys.readouterr().err
+    assert "the collector of the traces does not answer at 127.0.0.1:1" in told
+    assert "--address" not in told
+
+
+def test_a_long_id_is_cut_in_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    with running() as (address, _):
+        assert main(["trace", "x" * 120, "--address", address]) == 1
+    assert f"'{'x' * 80}...'" in capsys.readouterr().err
+
+
 def test_the_waterfall_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
     with running() as (address, face):
         assert main(["trace", "r-1", "--address", address]) == 0
