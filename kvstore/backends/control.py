@@ -88,9 +88,9 @@ def translated(address: str) -> Iterator[None]:
         yield
     except redis.AuthenticationError as error:
         # redis-py files it under lost connections; a wrong one may be one that is being rotated.
-        if "required" in str(error):
+        if "invalid" not in str(error):
             raise refusal(address, "NOAUTH") from error
-        raise StoreDown(address, str(error)) from error
+        raise StoreDown(address, f"it refused the password ({error})") from error
     except (redis.ConnectionError, redis.TimeoutError, RedisClusterException, OSError) as error:
         raise StoreDown(address, str(error)) from error
     except redis.RedisError as error:

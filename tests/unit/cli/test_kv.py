@@ -192,6 +192,30 @@ def test_a_node_of_a_cluster_is_refused_by_every_command(
             assert "redis+cluster://HOST:PORT" in capsys.readouterr().err
 
 
+def test_a_password_is_asked_for_and_a_wrong_one_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    port = free_port()
+    secret = tmp_path / "password"
+    with running(
+        str(embedded.find_binary()),
+        tmp_path / "s",
+        bind="127.0.0.1",
+        port=str(port),
+        requirepass="p",
+    ):
+        wait_for(redis.Redis("127.0.0.1", port, password="p"))
+        url = f"redis://127.0.0.1:{port}"
+        for action in (["stats"], ["audit"], ["inspect", body_key("0" * 32).decode()]):
+            assert main(["kv", *action, "--store", url]) == 3
+            assert "?password_file=PATH" in capsys.readouterr().err
+        secret.write_text("wrong")
+        assert main(["kv", "stats", "--store", f"{url}?password_file={secret}"]) == 3
+        assert "it refused the password" in capsys.readouterr().err
+        secret.write_text("p")
+        assert main(["kv", "stats", "--store", f"{url}?password_file={secret}"]) == 0
+
+
 def test_a_server_that_refuses_is_no_failed_check(
     raw: RawRedis, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def test_error_replies_have_their_meaning(text: str, kind: type[KvStoreError]) -
         (redis.ConnectionError("gone"), StoreDown),
         (redis.TimeoutError("late"), StoreDown),
         (redis.AuthenticationError("Authentication required."), StoreRefused),
+        (redis.AuthenticationError("HELLO must be called authenticated"), StoreRefused),
         (redis.AuthenticationError("invalid username-password pair"), StoreDown),
         (OSError("refused"), StoreDown),
         (redis.OutOfMemoryError("used memory > 'maxmemory'"), StoreFull),
