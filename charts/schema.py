@@ -15,6 +15,7 @@ Comments in `values.yaml` may hold marks, each on a line of its own:
     @free              any Kubernetes content: nothing below is checked here
     @enum [...]        the values that are allowed
     @min N             lowest number
+    @pattern REGEX     what a text has to look like
     @port, @ports      a port number, a list of them
     @like KEY          the same keys as the top-level KEY
     @inherit KEY       first in a map: it has all keys of the top-level KEY besides its own
@@ -35,6 +36,7 @@ from typing import Any
 
 import yaml
 
+from balancer.routing.policies import POLICIES
 from cli.config import ROLES, settings_class
 from runtime.settings import Settings, leaves
 
@@ -72,6 +74,9 @@ CHART_SETS = {
     "metrics.host": "the pod",
     "metrics.port": "ports.metrics",
 }
+
+# Settings that take a name out of a list that the settings class does not hold.
+CHOICES = {"routing.policy": sorted(POLICIES)}
 
 Schema = dict[str, Any]  # JSON
 
@@ -124,6 +129,8 @@ def settings_schema(settings: type[Settings]) -> Schema:
             if ".".join((*path, name)) in CHART_SETS:
                 continue
             inner = translate(field, (*path, name))
+            if choices := CHOICES.get(".".join((*path, name))):
+                inner["enum"] = choices
             if inner.get("properties") != {}:  # a section whose fields the chart sets
                 kept["properties"][camel(name)] = inner
         return kept
@@ -239,6 +246,8 @@ def _of_value(values: _Values, node: yaml.Node, marks: dict[str, str], around: S
         schema["enum"] = json.loads(marks["enum"])
     if "min" in marks:
         schema["minimum"] = int(marks["min"])
+    if "pattern" in marks:
+        schema["pattern"] = marks["pattern"]
     return schema
 
 

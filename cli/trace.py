@@ -112,7 +112,8 @@ def _settled(collector: str, request_id: str) -> list[traces_pb2.TraceSpan]:
         dropped = f", and {found.num_dropped} spans were dropped" if found.num_dropped else ""
         raise CommandError(
             f"no trace of request {_cut(request_id)!r} is kept: it never came, it runs still, "
-            f"or it was dropped to make room ({found.num_traces} traces are kept{dropped}); check the id",
+            f"or it was dropped to make room ({found.num_traces} traces are kept{dropped}); check "
+            "the id",
             ExitCode.FAILED,
         )
     return spans

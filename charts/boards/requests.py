@@ -154,7 +154,7 @@ PREFILL = Board(
         "Classes": (
             Panel(
                 title="Engines of a class",
-                text="With fewer engines than classes, those without one borrow.",
+                text="A class at 0 borrows: its prompts go to engines of other classes.",
                 is_stacked=True,
                 queries={"{{tier}}": f"max by (tier) (disagg_tier_engines{{SCOPE,{TIER}}})"},
             ),

@@ -25,6 +25,16 @@ CASES = {
     "setting-of-another-role": ("decode.settings.publish.writers=1", "'publish' not allowed"),
     "setting-that-the-chart-owns": ("decode.settings.listen.port=1", "'port' not allowed"),
     "enumeration": ("balancer.kind=DaemonSet", "must be one of 'Deployment', 'StatefulSet'"),
+    "policy": ("balancer.settings.routing.policy=xx", "must be one of 'deepseek'"),
+    "size": ("defaults.shmSize=abc", "at '/defaults/shmSize': 'abc' does not match pattern"),
+    "model": ("model.path=", "at '/model/path': '' does not match pattern"),
+    "name": ("nameOverride=UPPER_case", "at '/nameOverride': 'UPPER_case' does not match"),
+    "digest": ("image.digest=foo", "at '/image/digest': 'foo' does not match pattern"),
+    "endpoint": (
+        "telemetry.otlpEndpoint=notaurl",
+        "at '/telemetry/otlpEndpoint': 'notaurl' does not match pattern",
+    ),
+    "ratio": ("telemetry.samplerRatio=7", "at '/telemetry/samplerRatio'"),
     "port": ("balancer.ports.http=70000", "maximum: got 70,000, want 65,535"),
     "drain": (
         "decode.drain.maxSeconds=700",
