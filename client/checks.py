@@ -113,6 +113,20 @@ def check_priority(priority: int | None) -> None:
         check_integer("priority", priority, _MAX_INT32, low=_MIN_INT32)
 
 
+def allowed_s(timeout_s: float | None, default_s: float) -> float:
+    """The seconds a generation may take.
+
+    Raises:
+        InvalidArgument: They are no positive number.
+    """
+    seconds: object = default_s if timeout_s is None else timeout_s
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise InvalidArgument(
+            "timeout_s", f"{_short(seconds)} is no positive number of seconds; None for the default"
+        )
+    return seconds
+
+
 def check_targets(targets: Targets | None) -> None:
     """Raises InvalidArgument unless the targets are positive numbers of seconds."""
     for name in ("ttft_s", "tpot_s"):

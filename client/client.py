@@ -25,7 +25,7 @@ from client.calls import (
     may_resume,
     pause_s,
 )
-from client.checks import check_text, check_token_ids
+from client.checks import allowed_s, check_text, check_token_ids
 from client.decisions import Decision, decisions_of
 from client.errors import ClientError
 from client.generating import AsyncGenerating, Generating
@@ -79,6 +79,7 @@ class Client(Generating):
         timeout_s: float | None = None,
     ) -> Generator[Chunk]:
         """See `Generating.stream`."""
+        seconds = allowed_s(timeout_s, self._timeout_s)
         answer = Answer(request_id or str(uuid.uuid4()), last_seq)
         for resumes in range(self._max_resumes + 1):
             request = make_request(
@@ -92,7 +93,7 @@ class Client(Generating):
                 targets=targets,
             )
             try:
-                yield from self._read(request, answer, timeout_s or self._timeout_s)
+                yield from self._read(request, answer, seconds)
                 return
             except ClientError as error:
                 if not may_resume(error, answer, resumes, self._max_resumes):
@@ -207,6 +208,7 @@ class AsyncClient(AsyncGenerating):
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk]:
         """See `Client.stream`. Close it (`contextlib.aclosing`) to cancel the request."""
+        seconds = allowed_s(timeout_s, self._timeout_s)
         answer = Answer(request_id or str(uuid.uuid4()), last_seq)
         for resumes in range(self._max_resumes + 1):
             request = make_request(
@@ -219,7 +221,7 @@ class AsyncClient(AsyncGenerating):
                 priority=priority,
                 targets=targets,
             )
-            stream = self._read(request, answer, timeout_s or self._timeout_s)
+            stream = self._read(request, answer, seconds)
             try:
                 async with aclosing(stream) as chunks:
                     async for chunk in chunks:

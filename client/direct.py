@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 
 from client.calls import MAX_RESUMES, SHORT_CALL_S, errors_of, pause_s
-from client.checks import check_text
+from client.checks import allowed_s, check_text
 from client.errors import ClientError
 from client.generating import AsyncGenerating, Generating
 from client.routed import RoutedAnswer
@@ -83,6 +83,7 @@ class AsyncDirectClient(AsyncGenerating):
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk]:
         """See `Client.stream`. Close it (`contextlib.aclosing`) to cancel the request."""
+        seconds = allowed_s(timeout_s, self._timeout_s)
         answer = RoutedAnswer(
             make_request(
                 prompt,
@@ -97,7 +98,7 @@ class AsyncDirectClient(AsyncGenerating):
         )
         for resumes in range(self._max_resumes + 1):
             try:
-                async with aclosing(self._read(answer, timeout_s or self._timeout_s)) as chunks:
+                async with aclosing(self._read(answer, seconds)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 yield answer.final(await self._text(answer))
@@ -208,6 +209,7 @@ class DirectClient(Generating):
         timeout_s: float | None = None,
     ) -> Generator[Chunk]:
         """See `Client.stream`."""
+        seconds = allowed_s(timeout_s, self._timeout_s)
         answer = RoutedAnswer(
             make_request(
                 prompt,
@@ -222,7 +224,7 @@ class DirectClient(Generating):
         )
         for resumes in range(self._max_resumes + 1):
             try:
-                yield from self._read(answer, timeout_s or self._timeout_s)
+                yield from self._read(answer, seconds)
                 yield answer.final(self._text(answer))
                 return
             except ClientError as error:

@@ -42,6 +42,7 @@ REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout-ms"
 TARGET_HEADERS = {"x-slo-ttft-ms": "ttft_slo_s", "x-slo-tpot-ms": "tpot_slo_s"}
 _CALLER_LEFT_STATUS = 499
 _MAX_FIELD_CHARS = 40
+_MAX_MS_DIGITS = 15  # thousands of years; what is longer still is cut to that
 _LONG_BODY_BYTES = 1 << 16  # about a millisecond of work
 
 
@@ -145,6 +146,9 @@ class GenerationEndpoint:
                     "gen_ai.request.choice.count": len(asked.messages),
                 }
             )
+            longest_s = requests[0].deadline - requests[0].arrived_at
+            if timeout_s is not None and timeout_s > longest_s:
+                exchange.answer_headers[TIMEOUT_HEADER] = str(round(longest_s * 1000))
             exchange.answer_headers["x-disagg-seed"] = str(requests[0].sampling.seed)
             await exchange.while_connected(
                 lambda: self._answer(exchange, asked, requests, named), is_stream=asked.is_stream
@@ -276,9 +280,9 @@ def _header_s(exchange: Exchange, name: str, what: str) -> float | None:
     text = exchange.headers.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 12 or int(text) == 0:
+    if not text.isascii() or not text.isdecimal() or not text.strip("0"):
         raise bad_field(name, f"send {what}, 1 or more")
-    return int(text) / 1000
+    return int(text.lstrip("0")[:_MAX_MS_DIGITS]) / 1000
 
 
 async def _parsed(data: bytes) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from client import ChatMessage, InvalidArgument, Sampling
-from client.checks import check_prompt, check_sampling, check_text
+from client.checks import allowed_s, check_prompt, check_sampling, check_text
 
 BAD = [
     ("seed", -1, "-1 is out of range; send 0 to 18446744073709551615"),
@@ -56,3 +56,11 @@ def test_what_can_be_sent_passes() -> None:
 def test_text_is_text() -> None:
     with pytest.raises(InvalidArgument, match="x: b'raw' is not a text; send a str"):
         check_text("x", b"raw")
+
+
+def test_no_time_is_not_the_default_time() -> None:
+    assert allowed_s(None, 600.0) == 600.0
+    assert allowed_s(2, 600.0) == 2
+    for wrong in (0, 0.0, -1.0, float("nan"), float("inf"), "5"):
+        with pytest.raises(InvalidArgument, match=r"^timeout_s: .* no positive number of seconds"):
+            allowed_s(wrong, 600.0)  # type: ignore[arg-type]

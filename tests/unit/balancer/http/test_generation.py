@@ -260,6 +260,10 @@ async def test_ids_deadlines_and_defaults() -> None:
                 400,
                 "x-request-timeout-ms",
             )
+        for text, said in (("3600000", None), ("3600001", "3600000"), ("9" * 40, "3600000")):
+            headers = {"x-request-timeout-ms": text}
+            done = await client.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)
+            assert (done.status_code, done.headers.get("x-request-timeout-ms")) == (200, said)
         door.prefills[0].scripts.append(Script(hang=True))
         headers = {"x-request-timeout-ms": "100"}
         done = await client.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)
