@@ -28,8 +28,11 @@ MAX_STOP_TOKENS = 256
 MAX_SALT_BYTES = 256
 
 
-def check_request_id(request_id: str) -> str:
+def check_request_id(request_id: str, field: str = "request_id") -> str:
     """Returns the id, or a fresh one if it is empty.
+
+    Args:
+        field: What the caller calls it.
 
     Raises:
         InvalidRequest: The id has a character or a length that is not allowed.
@@ -38,7 +41,7 @@ def check_request_id(request_id: str) -> str:
         return str(uuid.uuid4())
     if not _REQUEST_ID.fullmatch(request_id):
         raise bad_field(
-            "request_id",
+            field,
             f"{_short(request_id)} is not an id: use 1 to 128 characters of A-Z a-z 0-9 . _ : -",
         )
     return request_id

@@ -164,5 +164,6 @@ async def _no_such_page(request: HttpRequest, error: Exception) -> Response:
     """Unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path}: {error.detail}"
-    body = error_body(text, "invalid_request_error", "not_found")
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    body = error_body(text, "invalid_request_error", code)
     return JSONResponse(body, error.status_code, dict(error.headers or {}))

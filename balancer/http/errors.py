@@ -7,6 +7,7 @@ for each reason. Fields are called as in the JSON body, not as in the wire reque
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 from runtime.errors import DisaggError, InvalidRequest, Reason, http_status
@@ -42,6 +43,15 @@ _OVERLOADED_STATUS = 429
 
 # Names of the wire request that the JSON body spells otherwise; longest first.
 _PREFIXES = (("token_ids.ids", "prompt"), ("sampling.", ""), ("chat.", ""))
+_ELSEWHERE = (
+    (re.compile(r"\bsampling\.(?=[a-z])"), ""),
+    # A stream over HTTP has no numbers to go on from.
+    (
+        re.compile(r"allow more time, or resume it with the same request_id and last_seq"),
+        "allow more time by x-request-timeout-ms",
+    ),
+    (re.compile(r"repeat the call with the same request_id and last_seq=\d+"), "send it again"),
+)
 _WHOLE = {"text": "prompt", "token_ids": "prompt", "chat": "messages"}
 
 
@@ -78,6 +88,7 @@ def problem_of(error: DisaggError) -> Problem:
     # Where the message is nothing but its violations, it is said in the caller's names.
     if violations and error.reason in (Reason.BAD_REQUEST, Reason.BAD_SAMPLING):
         message = "; ".join(f"{name}: {text}" for name, text in violations)
+    message = _said_here(message)
     headers = {}
     if error.retry_after_s is not None or status == _OVERLOADED_STATUS:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 0.0)))
@@ -85,6 +96,13 @@ def problem_of(error: DisaggError) -> Problem:
     if error.reason is Reason.UNKNOWN_MODEL:
         param = "model"
     return Problem(status=status, body=error_body(message, kind, code, param), headers=headers)
+
+
+def _said_here(message: str) -> str:
+    """A message with the names of the body, and without ways out that other faces have."""
+    for pattern, here in _ELSEWHERE:
+        message = pattern.sub(here, message)
+    return message
 
 
 def error_body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, object]:

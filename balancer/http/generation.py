@@ -108,7 +108,7 @@ class GenerationEndpoint:
 
     async def _serve(self, exchange: Exchange, arrived_at: float) -> None:
         settings = self._parts.settings
-        named = check_request_id(exchange.headers.get(REQUEST_ID_HEADER, ""))
+        named = check_request_id(exchange.headers.get(REQUEST_ID_HEADER, ""), REQUEST_ID_HEADER)
         exchange.answer_headers[REQUEST_ID_HEADER] = named
         timeout_s = _header_s(exchange, TIMEOUT_HEADER, "the milliseconds the request may take")
         targets = {
@@ -134,7 +134,13 @@ class GenerationEndpoint:
         with request_scope(request_id=named):
             check_model(asked.messages[0].model, self._parts.intake.card)
             requests = [
-                await self._checked(message, _id_of(named, number, asked), arrived_at, timeout_s)
+                await self._checked(
+                    message,
+                    _id_of(named, number, asked),
+                    arrived_at,
+                    timeout_s,
+                    number=number if len(asked.messages) > 1 else None,
+                )
                 for number, message in enumerate(asked.messages)
             ]
             # Of the call, where each of its prompts is a request with an id of its own.
@@ -146,9 +152,9 @@ class GenerationEndpoint:
                     "gen_ai.request.choice.count": len(asked.messages),
                 }
             )
-            longest_s = requests[0].deadline - requests[0].arrived_at
-            if timeout_s is not None and timeout_s > longest_s:
-                exchange.answer_headers[TIMEOUT_HEADER] = str(round(longest_s * 1000))
+            allowed_ms = round((requests[0].deadline - requests[0].arrived_at) * 1000)
+            if timeout_s is not None and round(timeout_s * 1000) > allowed_ms:
+                exchange.answer_headers[TIMEOUT_HEADER] = str(allowed_ms)
             exchange.answer_headers["x-disagg-seed"] = str(requests[0].sampling.seed)
             await exchange.while_connected(
                 lambda: self._answer(exchange, asked, requests, named), is_stream=asked.is_stream
@@ -193,9 +199,13 @@ class GenerationEndpoint:
         request_id: str,
         arrived_at: float,
         timeout_s: float | None,
+        *,
+        number: int | None,
     ) -> Request:
         intake = self._parts.intake
         token_ids = await intake.encode(message)
+        if not token_ids and number is not None:
+            raise bad_field(f"prompt[{number}]", "empty; send text or token ids, or leave it out")
         if not message.sampling.HasField("max_tokens"):
             room = intake.card.max_model_len - len(token_ids)
             message.sampling.max_tokens = max(0, min(self._parts.settings.chat_max_tokens, room))

@@ -7,16 +7,22 @@ cancellation, so that everything the body holds is given back on the way out.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from array import array
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from balancer.journey.request import Request
 from runtime.clock import Clock
-from runtime.errors import AlreadyRunning, Reason, TooLate
+from runtime.errors import AlreadyRunning, FieldViolation, InvalidRequest, Reason, TooLate
 
 
 class RequestCancelled(Exception):
     """Somebody ended the request through `RunningRequests.cancel`."""
+
+
+_KNOWN_PROMPTS = 4096  # about 100 bytes each
 
 
 class _Entry:
@@ -32,6 +38,7 @@ class RunningRequests:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
+        self._prompts: OrderedDict[str, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         """How many run."""
@@ -43,6 +50,7 @@ class RunningRequests:
 
         Raises:
             AlreadyRunning: The id is in use.
+            InvalidRequest: It would go on with another prompt than it began with, as far as known.
             TooLate: The deadline passed.
             RequestCancelled: `cancel` was called.
         """
@@ -53,6 +61,7 @@ class RunningRequests:
                 "choose another id",
                 reason=Reason.DUPLICATE_REQUEST,
             )
+        self._check_prompt(request)
         timeout_s = request.deadline - self._clock.now()
         entry: _Entry | None = None
         try:
@@ -68,6 +77,22 @@ class RunningRequests:
             if entry.is_cancelled:
                 raise RequestCancelled from error
             raise deadline_passed(request) from error
+
+    def _check_prompt(self, request: Request) -> None:
+        """One answer has one prompt, however often it breaks; those of the last are remembered."""
+        digest = hashlib.blake2b(array("I", request.token_ids).tobytes(), digest_size=16).digest()
+        if request.last_seq and self._prompts.get(request.request_id, digest) != digest:
+            raise InvalidRequest(
+                f"last_seq: {request.last_seq} tokens of {request.public_id!r} belong to another "
+                "prompt; send the prompt it began with, or last_seq 0 and another request_id",
+                violations=(
+                    FieldViolation(field="last_seq", description="the prompt is another one"),
+                ),
+            )
+        self._prompts[request.request_id] = digest
+        self._prompts.move_to_end(request.request_id)
+        if len(self._prompts) > _KNOWN_PROMPTS:
+            self._prompts.popitem(last=False)
 
     def cancel(self, request_id: str, *, owner: str | None = None) -> bool:
         """Ends a running request; returns whether it ran. Twice is harmless.
@@ -88,7 +113,7 @@ def deadline_passed(request: Request) -> TooLate:
     """The error of a request whose time is up."""
     allowed_s = request.deadline - request.arrived_at
     return TooLate(
-        f"the request took longer than its {allowed_s:.1f} s; allow more time, or resume it with "
+        f"the request took longer than its {allowed_s:.3g} s; allow more time, or resume it with "
         "the same request_id and last_seq",
         reason=Reason.DEADLINE,
     )

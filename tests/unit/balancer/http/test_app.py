@@ -86,5 +86,7 @@ async def test_what_is_not_there_is_an_error_object() -> None:
         ):
             done = await client.request(method, path)
             assert done.status_code == status
+            code = {404: "not_found", 405: "method_not_allowed"}[status]
+            assert done.json()["error"]["code"] == code
             assert done.json()["error"]["type"] == "invalid_request_error"
             assert path in done.json()["error"]["message"]

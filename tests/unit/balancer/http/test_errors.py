@@ -83,3 +83,24 @@ def test_a_fault_of_http_has_a_status_of_its_own() -> None:
     body = problem.body["error"]
     assert isinstance(body, dict)
     assert (problem.status, body["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "here"),
+    [
+        ("PROMPT_TOO_LONG", "sampling.max_tokens: 9 exceed 8", "max_tokens: 9 exceed 8"),
+        (
+            "DEADLINE",
+            "too long; allow more time, or resume it with the same request_id and last_seq",
+            "too long; allow more time by x-request-timeout-ms",
+        ),
+        (
+            "STREAM_INTERRUPTED",
+            "broke; repeat the call with the same request_id and last_seq=12",
+            "broke; send it again",
+        ),
+    ],
+)
+def test_ways_out_are_those_of_this_face(reason: str, said: str, here: str) -> None:
+    problem = problem_of(CLASS_OF_REASON[Reason(reason)](said, reason=Reason(reason)))
+    assert problem.body["error"]["message"] == here  # type: ignore[index]

@@ -260,6 +260,12 @@ async def test_ids_deadlines_and_defaults() -> None:
                 400,
                 "x-request-timeout-ms",
             )
+        for body, headers, param in (
+            ({"prompt": "x"}, {"x-request-id": "a b"}, "x-request-id"),
+            ({"prompt": ["x", []]}, {}, "prompt[1]"),
+        ):
+            done = await client.post(COMPLETIONS, json=body, headers=headers)
+            assert (done.status_code, done.json()["error"]["param"]) == (400, param)
         for text, said in (("3600000", None), ("3600001", "3600000"), ("9" * 40, "3600000")):
             headers = {"x-request-timeout-ms": text}
             done = await client.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)

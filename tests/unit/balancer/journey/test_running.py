@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from balancer.journey.request import Request, Sampling
 from balancer.journey.running import RequestCancelled, RunningRequests, deadline_passed
 from runtime.clock import ManualClock
-from runtime.errors import AlreadyRunning, Reason, TooLate
+from runtime.errors import AlreadyRunning, InvalidRequest, Reason, TooLate
 
 
 def request(request_id: str = "r", allowed_s: float = 5.0) -> Request:
@@ -34,9 +35,31 @@ async def test_an_id_is_free_again_after_its_request() -> None:
     assert len(running) == 0
 
 
+async def test_an_answer_goes_on_with_the_prompt_it_began_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("balancer.journey.running._KNOWN_PROMPTS", 2)
+    running = RunningRequests(ManualClock())
+
+    async def run(request_id: str, *token_ids: int, last_seq: int = 0) -> None:
+        asked = request(request_id)
+        async with running.scope(replace(asked, token_ids=token_ids, last_seq=last_seq)):
+            pass
+
+    await run("r", 1, 2)
+    await run("r", 1, 2, last_seq=3)
+    with pytest.raises(InvalidRequest, match="3 tokens of 'r' belong to another prompt"):
+        await run("r", 1, 3, last_seq=3)
+    await run("r", 1, 3)  # from its beginning it is another request
+    await run("r", 1, 3, last_seq=3)
+    for other in ("s", "t"):
+        await run(other, 1)
+    await run("r", 9, last_seq=3)  # not known any more
+
+
 async def test_the_deadline_ends_the_body() -> None:
     running = RunningRequests(ManualClock())
-    with pytest.raises(TooLate, match=r"longer than its 0\.0 s") as caught:
+    with pytest.raises(TooLate, match=r"longer than its 0\.01 s") as caught:
         async with running.scope(request(allowed_s=0.01)):
             await asyncio.Event().wait()
     assert caught.value.reason is Reason.DEADLINE
