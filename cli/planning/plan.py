@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import usage
-from cli.output import show, show_json, table
+from cli.output import plural, show, show_json, size, table
 from cli.planning.progress import Progress
 from cli.planning.workload import add_workload_flags, slo_of, topology_of, trace_of
 from runtime.errors import ExitCode
@@ -135,9 +135,12 @@ def _show(plan: Plan, name: str, requests: int, rate: float, slo: str, goodput: 
     by_class = ", ".join(f"{name} {count:g}" for name, count in plan.engines_by_class.items())
     nic = topology.hardware_changes.get("nic_gbits_per_s", "-")
     rows = [
-        ("prefill", f"{prefill.groups} groups of {prefill.ranks} engines ({by_class})"),
-        ("decode", f"{decode.groups} groups of {decode.ranks} ranks"),
-        ("store", f"{topology.store.capacity_bytes / 1e9:,.1f} GB"),
+        (
+            "prefill",
+            f"{plural(prefill.groups, 'group')} of {plural(prefill.ranks, 'engine')} ({by_class})",
+        ),
+        ("decode", f"{plural(decode.groups, 'group')} of {plural(decode.ranks, 'rank')}"),
+        ("store", _stored(topology.store.capacity_bytes)),
         ("network", f"{nic} Gbit/s a rank"),
         ("accelerators", str(plan.best.accelerators)),
         ("goodput", f"{plan.best.goodput:.2%} of {goodput:.2%} wanted"),
@@ -166,3 +169,10 @@ def _show(plan: Plan, name: str, requests: int, rate: float, slo: str, goodput: 
     ]
     for line in table([header, *trials], right=(1, 2, 3, 4, 5)):
         show(line)
+
+
+def _stored(num_bytes: float) -> str:
+    """What a store holds, for people."""
+    if num_bytes >= 1e8:
+        return f"{num_bytes / 1e9:,.1f} GB"
+    return size(round(num_bytes)) if num_bytes else "none"

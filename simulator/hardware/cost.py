@@ -69,9 +69,11 @@ class CostModel:
             slots = ExpertSlots(num_logical=sizes.num_experts, ep=ep, min_redundant=int(ep > 1))
         plan = plan_memory(sizes, Layout(dp=ep, ep=ep, attn_tp=attn_tp), slots, hardware.gpu)
         if not plan.is_fitting:
+            # Without experts more ranks hold the same weights each.
+            ways = "ranks (ep) or attn_tp" if sizes.num_experts else "attn_tp"
             raise ProfileError(
                 f"{hardware.name}: weights of {plan.weight_bytes / 1e9:.1f} GB a rank do not fit "
-                f"in {plan.usable_bytes / 1e9:.1f} GB; raise ep or attn_tp"
+                f"in {plan.usable_bytes / 1e9:.1f} GB; raise {ways} in a topology file"
             )
         self._dense_bytes = sum(
             num_bytes

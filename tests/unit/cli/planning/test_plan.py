@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from cli.planning import plan
 from simulator.topology import parse_topology
 
 DATA = Path(__file__).parents[3] / "data"
@@ -59,3 +60,8 @@ def test_usage_errors(
 ) -> None:
     assert main([*FLAGS, *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_stores_of_every_size_are_told() -> None:
+    sizes = (0.0, 5e6, 4e12)
+    assert list(map(plan._stored, sizes)) == ["none", "5,000.0 KB", "4,000.0 GB"]

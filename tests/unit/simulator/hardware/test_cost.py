@@ -89,8 +89,9 @@ def test_attention_tp_divides_work_and_pays_for_all_reduces() -> None:
 @pytest.mark.parametrize(
     ("model", "ep", "tp", "message"),
     [
-        ("v4.1-flash", 1, 1, "do not fit in 72.0 GB; raise ep or attn_tp"),
+        ("v4.1-flash", 1, 1, r"do not fit in 72.0 GB; raise ranks \(ep\) or attn_tp in a topo"),
         ("v4.1-flash", 8, 2, "leave one of them at 1"),
+        ("llama3-70b", 1, 1, "GB; raise attn_tp in a topology file"),
         ("llama3-70b", 8, 1, "no routed experts"),
     ],
 )
