@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from balancer.assembly import Balancer
@@ -13,13 +13,10 @@ from balancer.http.generation import Parts
 from balancer.http.server import serving
 from balancer.route import RoutingFace
 from balancer.routing.options import class_limits
-from balancer.server import (
-    AdminFace,
-    GenerationFace,
-    MembershipFace,
-)
+from balancer.server import GenerationFace, MembershipFace
 from balancer.ui.pages import status_pages
 from balancer.ui.watch import Watch
+from disagg.admin import AdminServicer
 from disagg.facade import vllm_engine_pb2_grpc
 from disagg.v1 import (
     admin_pb2_grpc,
@@ -27,6 +24,8 @@ from disagg.v1 import (
     membership_pb2_grpc,
     routing_pb2_grpc,
 )
+from runtime.access import current_tenant, keys_of
+from runtime.errors import Forbidden, Reason
 
 
 def register(balancer: Balancer, version: str) -> None:
@@ -62,9 +61,37 @@ def register(balancer: Balancer, version: str) -> None:
         ),
         server,
     )
+    host, overseer = balancer.host, balancer.settings.http.ui_tenant
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminFace(host=balancer.host, version=version, statistics=balancer.statistics), server
+        AdminServicer(
+            role="balancer",
+            version=version,
+            fingerprint=b"",
+            begin_drain=_for_operators(host.begin_drain, overseer),
+            end_drain=_for_operators(host.end_drain, overseer),
+            running=lambda: host.running,
+            statistics=balancer.statistics,
+            trace_endpoint=host.tracer.endpoint,
+        ),
+        server,
     )
+
+
+def _for_operators(
+    act: Callable[[], Awaitable[None]], overseer: str
+) -> Callable[[], Awaitable[None]]:
+    """The same for those who may see all requests too: a tenant's key stops no balancer."""
+
+    async def checked() -> None:
+        if current_tenant() not in (None, overseer):
+            raise Forbidden(
+                f"draining a balancer is for {keys_of(overseer)}; use one of them, or the "
+                "certificate of a part of the system",
+                reason=Reason.NOT_ALLOWED,
+            )
+        await act()
+
+    return checked
 
 
 def _facade(balancer: Balancer, version: str) -> VllmEngineFace:

@@ -1,8 +1,8 @@
 """The gRPC faces of the balancer: wire messages in, our own types inside, wire messages out.
 
 Thin on purpose. `GenerationFace` checks and translates, then hands over to the pipeline;
-`MembershipFace` feeds the membership with heartbeats; `AdminFace` operates the process. Errors
-leave as exceptions of `runtime.errors`; the interceptors of `runtime.serve` make statuses of them.
+`MembershipFace` feeds the membership with heartbeats. Errors leave as exceptions of
+`runtime.errors`; the interceptors of `runtime.serve` make statuses of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from balancer.text import TextError
 from balancer.validation import bad_field, check_model, check_request_id
 from balancer.wire import FINISH_REASONS, fill_timing, fill_usage, logprobs_message
 from disagg.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
     membership_pb2,
@@ -34,7 +32,6 @@ from runtime.access import current_tenant, scoped_id
 from runtime.clock import Clock
 from runtime.errors import InvalidRequest
 from runtime.logging import request_scope
-from runtime.serve import Host
 
 if TYPE_CHECKING:  # generic in the type stubs only; request and response differ per method
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -163,46 +160,6 @@ class MembershipFace(membership_pb2_grpc.MembershipServiceServicer):
         role = _ROLES.get(request.role)
         views = self._members.views(self._clock.now(), role)
         return membership_pb2.ListMembersResponse(members=[_member_message(view) for view in views])
-
-
-class AdminFace(admin_pb2_grpc.AdminServiceServicer):
-    """Operates this balancer.
-
-    Args:
-        statistics: Named values for operators and tests.
-    """
-
-    def __init__(
-        self, *, host: Host, version: str, statistics: Callable[[], dict[str, float]]
-    ) -> None:
-        self._host = host
-        self._version = version
-        self._statistics = statistics
-
-    async def Drain(
-        self, _request: admin_pb2.DrainRequest, _context: Context
-    ) -> admin_pb2.DrainResponse:
-        """See `AdminService.Drain`."""
-        await self._host.begin_drain()
-        return admin_pb2.DrainResponse(running=self._host.running)
-
-    async def Undrain(
-        self, _request: admin_pb2.UndrainRequest, _context: Context
-    ) -> admin_pb2.UndrainResponse:
-        """See `AdminService.Undrain`."""
-        await self._host.end_drain()
-        return admin_pb2.UndrainResponse()
-
-    async def GetServerInfo(
-        self, _request: admin_pb2.GetServerInfoRequest, _context: Context
-    ) -> admin_pb2.GetServerInfoResponse:
-        """See `AdminService.GetServerInfo`."""
-        return admin_pb2.GetServerInfoResponse(
-            role="balancer",
-            version=self._version,
-            statistics=self._statistics(),
-            trace_endpoint=self._host.tracer.endpoint,
-        )
 
 
 class _Stream:

@@ -188,6 +188,11 @@ def visible_ids(request_id: str, *, overseer: str = "") -> tuple[str, ...]:
     return (own, request_id) if tenant in (None, overseer) and own != request_id else (own,)
 
 
+def keys_of(tenant: str) -> str:
+    """Words for the keys of a tenant, of none if it is empty."""
+    return f"keys of the tenant {tenant}" if tenant else "keys without a tenant"
+
+
 def guard(
     *, peers: frozenset[str], keys: ApiKeys | None = None, for_users: frozenset[str] = frozenset()
 ) -> Surround:

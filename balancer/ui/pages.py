@@ -20,7 +20,7 @@ from starlette.responses import Response
 from balancer.ui.files import FILE_PATHS, read_file
 from balancer.ui.watch import Watch
 from balancer.validation import check_request_id
-from runtime.access import current_tenant
+from runtime.access import current_tenant, keys_of
 from runtime.errors import Forbidden, Reason
 
 Page = Callable[[Request], Awaitable[Response]]
@@ -59,9 +59,8 @@ def status_pages(watch: Watch, *, tenant: str = "") -> Mapping[str, Page]:
 
     def check_tenant() -> None:
         if current_tenant() not in (None, tenant):
-            whose = f"keys of the tenant {tenant}" if tenant else "keys without a tenant"
             raise Forbidden(
-                f"the status page is for {whose}; use one, or change http.ui_tenant",
+                f"the status page is for {keys_of(tenant)}; use one, or change http.ui_tenant",
                 reason=Reason.NOT_ALLOWED,
             )
 

@@ -7,7 +7,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from disagg.v1 import generation_pb2, routing_pb2, routing_pb2_grpc
+from disagg.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    routing_pb2,
+    routing_pb2_grpc,
+)
 from tests.fakes.front_door import PROMPT
 from tests.fakes.http_face import faced
 
@@ -109,3 +115,29 @@ async def test_an_id_of_one_tenant_is_nothing_to_another(tmp_path: Path) -> None
         assert [call.request_id for call in door.decodes[0].calls] == ["a:g", "b:g", "g"]
         running.cancel()
         await door.settle()
+
+
+async def test_a_tenant_drains_no_balancer(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("".join(f"{tenant} {key}\n" for tenant, key in KEYS.items()) + "c" * 32)
+    async with faced(auth={"keys_file": str(path)}) as (door, client):
+        admin = admin_pb2_grpc.AdminServiceStub(door.channel)
+        tenant = tuple(bearer("a").items())
+        info = await admin.GetServerInfo(
+            admin_pb2.GetServerInfoRequest(), timeout=5, metadata=tenant
+        )
+        assert info.role == "balancer"
+        for call in (
+            admin.Drain(admin_pb2.DrainRequest(), timeout=5, metadata=tenant),
+            admin.Undrain(admin_pb2.UndrainRequest(), timeout=5, metadata=tenant),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="for keys without a tenant") as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        answer = await client.post("/v1/completions", json=BODY, headers=bearer("a"))
+        assert answer.status_code == 200
+        operator = (("authorization", f"Bearer {'c' * 32}"),)
+        await admin.Drain(admin_pb2.DrainRequest(), timeout=5, metadata=operator)
+        answer = await client.post("/v1/completions", json=BODY, headers=bearer("a"))
+        assert answer.status_code == 503
+        await admin.Undrain(admin_pb2.UndrainRequest(), timeout=5, metadata=operator)
