@@ -29,6 +29,12 @@ def calls(address: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
+        if error.code == "UNAVAILABLE" and not error.reason and error.last_seq:
+            raise CommandError(
+                f"the answer broke off after {error.last_seq} tokens, and {address} does not "
+                f"answer any more ({error}); the log of the system says why it ended",
+                ExitCode.FAILED,
+            ) from error
         if error.code == "UNAVAILABLE" and not error.reason:
             raise CommandError(
                 f"nothing answers at {address} ({error}); start a system with `disagg up`, or "

@@ -18,6 +18,11 @@ def test_usage_errors_exit_2() -> None:
     [
         (ClientError("refused", code="UNAVAILABLE"), ExitCode.FAILED, "start a system with"),
         (
+            ClientError("gone", code="UNAVAILABLE", last_seq=7),
+            ExitCode.FAILED,
+            "broke off after 7 tokens, and h:1 does not answer any more",
+        ),
+        (
             ClientError("full", code="RESOURCE_EXHAUSTED", reason="QUEUE_FULL"),
             ExitCode.FAILED,
             "QUEUE_FULL: full",
