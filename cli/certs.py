@@ -179,4 +179,5 @@ def _write(path: Path, data: bytes, *, is_secret: bool) -> None:
     mode = 0o600 if is_secret else 0o644
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)  # a file that was there keeps its mode otherwise
         file.write(data)

@@ -108,7 +108,7 @@ class Receivers:
         for name in self._known:
             try:
                 found = await self._found(name)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # a malformed name is no OSError
                 # Nobody is forgotten because a resolver is away.
                 if name not in self._failing:
                     _log.warning("receiver.unresolved", name=name, error=str(error))

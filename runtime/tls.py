@@ -19,9 +19,12 @@ import grpc
 from pydantic import model_validator
 
 from runtime.certificate import not_after
+from runtime.logging import get_logger
 from runtime.metrics import Metrics
 from runtime.settings import Settings, setting
 from runtime.watched import SecretError, Watched
+
+_log = get_logger(__name__)
 
 
 class TlsSettings(Settings):
@@ -107,9 +110,12 @@ class Identity:
         """Reads the files again if they changed; see `Watched.refresh`."""
         is_new = self._watched.refresh()
         if is_new:
-            certificate, key, _ = self._files
             for context in self._contexts:
-                context.load_cert_chain(certificate, key)
+                try:
+                    self._load(context)
+                except (OSError, SecretError) as error:
+                    # Replaced once more since it was read: the next look takes both again.
+                    _log.warning("tls.http_kept", error=str(error))
         return is_new
 
     def server(self) -> grpc.ServerCredentials:
@@ -141,8 +147,7 @@ class Identity:
         """Of an HTTP server, which asks for no certificate; follows the files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        certificate, key, _ = self._files
-        context.load_cert_chain(certificate, key)
+        self._load(context)
         self._contexts.append(context)
         return context
 
@@ -152,12 +157,21 @@ class Identity:
             [(pem.key, pem.certificate)], root_certificates=pem.authorities
         )
 
+    def _load(self, context: ssl.SSLContext) -> None:
+        certificate, key, _ = self._files
+
+        def no_password() -> str:
+            # OpenSSL would ask on the terminal, and wait.
+            raise SecretError(f"tls.key_file {key} is encrypted; give the key without a password")
+
+        context.load_cert_chain(certificate, key, password=no_password)
+
     def _read(self) -> _Pem:
         certificate, key, authorities = self._files
         pem = _Pem(certificate.read_bytes(), key.read_bytes(), authorities.read_bytes())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(certificate, key)
+            self._load(context)
         except ssl.SSLError as error:
             raise SecretError(
                 f"tls.cert_file {certificate} and tls.key_file {key}: {error.reason or error}; "

@@ -51,7 +51,7 @@ class Watched(Generic[T]):
         self._metrics = metrics
         self._labels = {"role": role, "secret": name}
         self._state = self._stat()
-        self.value = _readable(read)
+        self.value = self._readable()
         self.version = 1
         metrics.set("disagg_secret_reload_success", 1, **self._labels)
 
@@ -62,7 +62,7 @@ class Watched(Generic[T]):
             return False
         self._state = state
         try:
-            self.value = _readable(self._read)
+            self.value = self._readable()
         except SecretError as error:
             _log.error("secret.kept", kind=self._name, error=str(error))
             self._metrics.set("disagg_secret_reload_success", 0, **self._labels)
@@ -71,6 +71,23 @@ class Watched(Generic[T]):
         _log.info("secret.reloaded", kind=self._name, version=self.version)
         self._metrics.set("disagg_secret_reload_success", 1, **self._labels)
         return True
+
+    def _readable(self) -> T:
+        try:
+            return self._read()
+        except SecretError:
+            raise
+        except OSError as error:
+            name = error.filename or self._names()
+            raise SecretError(f"{name}: cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            # Text of another encoding, a date that is none: what it says may hold the content.
+            raise SecretError(
+                f"{self._names()}: not of the form it should have ({type(error).__name__})"
+            ) from None
+
+    def _names(self) -> str:
+        return ", ".join(map(str, self._paths))
 
     def _stat(self) -> _State:
         # Mounted secrets are replaced by moving a link, so it is another file with other times.
@@ -83,10 +100,3 @@ def _identity(path: Path) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (status.st_ino, status.st_mtime_ns, status.st_size)
-
-
-def _readable(read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except OSError as error:
-        raise SecretError(f"{error.filename}: cannot be read: {error.strerror}") from error

@@ -135,9 +135,14 @@ def _check_endpoint(name: str, endpoint: str, protocol: Protocol) -> None:
         return
     try:
         parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
-        scheme, host, port = parts.scheme, parts.hostname, parts.port
+        scheme, host, port, user = parts.scheme, parts.hostname, parts.port, parts.username
     except ValueError:
-        scheme, host, port = "", None, None
+        scheme, host, port, user = "", None, None, None
+    if user is not None:
+        # Whoever asks where the spans are is told the endpoint.
+        raise SettingsError(
+            [f"{name}: holds a user or a password; give them by OTEL_EXPORTER_OTLP_HEADERS"]
+        )
     # Without a port gRPC takes 443, where nobody listens without TLS.
     needs_port = is_grpc and scheme != "https"
     schemes = ("", "http", "https") if is_grpc else ("http", "https")

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from runtime.clock import SystemClock, system_random
 from runtime.heartbeat import Heartbeat
 from runtime.receivers import Receiver, Receivers, addresses_of
@@ -23,6 +25,8 @@ class Resolver:
     async def __call__(self, host: str, port: int) -> set[str]:
         del port
         self.looks += 1
+        if ".." in host:
+            raise UnicodeError("label empty")  # as getaddrinfo does
         if host not in self.hosts:
             raise OSError(f"{host} is unknown")
         return self.hosts[host]
@@ -89,12 +93,14 @@ async def test_every_address_of_a_name_hears_of_the_member() -> None:
 
 async def test_nobody_is_forgotten_while_a_resolver_is_away() -> None:
     resolver = Resolver(lb={"10.0.0.1"})
-    async with announcing(["lb:1", "late:2"], resolver) as (_, post):
+    async with announcing(["lb:1", "late:2", "a..b:3"], resolver) as (_, post):
         await until(lambda: addresses(post) == {"10.0.0.1:1"})
         del resolver.hosts["lb"]
         looks = resolver.looks
         await until(lambda: resolver.looks > looks + 4)
         assert addresses(post) == {"10.0.0.1:1"}
+        with pytest.raises(UnicodeError):
+            await addresses_of("a..b", 1)
         resolver.hosts |= {"lb": set(), "late": {"fd00::1"}}
         await until(lambda: addresses(post) == {"[fd00::1]:2"})
 

@@ -6,6 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from pydantic import ValidationError
 
 from cli.certs import write_dev_certificates
@@ -69,3 +75,35 @@ def test_a_renewed_certificate_is_taken_over(tmp_path: Path) -> None:
     name = "disagg_tls_cert_expiry_timestamp_seconds"
     assert metrics.value(name, role="decode") == wanted
     assert not identity.refresh()
+
+
+def test_a_key_with_a_password_is_refused_without_asking(tmp_path: Path) -> None:
+    write_dev_certificates(tmp_path)
+    key = load_pem_private_key((tmp_path / "tls.key").read_bytes(), password=None)
+    sealed = key.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"password")
+    )
+    (tmp_path / "tls.key").write_bytes(sealed)
+    with pytest.raises(SecretError, match=r"tls\.key is encrypted; give the key without"):
+        Identity(settings(tmp_path), metrics=Metrics(), role="decode")
+
+
+def test_files_replaced_between_two_reads_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dev_certificates(tmp_path)
+    identity = Identity(settings(tmp_path), metrics=Metrics(), role="decode")
+    identity.http()
+    write_dev_certificates(tmp_path, days=60, force=True)
+    refresh = identity._watched.refresh
+
+    def refresh_and_replace() -> bool:
+        is_new = refresh()
+        (tmp_path / "tls.key").write_bytes(b"half of a k")
+        return is_new
+
+    monkeypatch.setattr(identity._watched, "refresh", refresh_and_replace)
+    assert identity.refresh()
+    monkeypatch.undo()
+    assert not identity.refresh()  # what is there now is broken, and was looked at again
+    assert identity.version == 2

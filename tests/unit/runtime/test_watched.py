@@ -58,3 +58,22 @@ def test_the_log_tells_which_secret_it_was(tmp_path: Path) -> None:
     ]
     # The values of these keys are masked on their way out.
     assert not any(SECRET_KEYS & line.keys() for line in lines)
+
+
+def test_a_file_of_another_form_keeps_what_was(tmp_path: Path) -> None:
+    path, metrics = tmp_path / "keys", Metrics()
+    path.write_text("1")
+
+    def read() -> str:
+        return path.read_text(encoding="utf-8")
+
+    watched = Watched("api_keys", [path], read, metrics=metrics, role="decode")
+    path.write_bytes(b"secret\xff")
+    assert not watched.refresh()
+    assert watched.value == "1"
+    assert metrics.value("disagg_secret_reload_success", role="decode", secret="api_keys") == 0
+    with pytest.raises(
+        SecretError, match=r"keys: not of the form .* \(UnicodeDecodeError\)"
+    ) as caught:
+        Watched("api_keys", [path], read, metrics=metrics, role="decode")
+    assert caught.value.__cause__ is None

@@ -118,3 +118,9 @@ def test_sizes_of_batches_that_the_sdk_would_pass_over_are_refused(value: str) -
     variables = {**ENDPOINT, "OTEL_BSP_SCHEDULE_DELAY": value}
     with pytest.raises(SettingsError, match=f"OTEL_BSP_SCHEDULE_DELAY = '{value}': give a whole"):
         resolve(TracingSettings(), variables)
+
+
+def test_an_endpoint_holds_no_password() -> None:
+    with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+        resolve(TracingSettings(endpoint="http://user:token@c:4317"), {})
+    assert "token" not in str(caught.value)
