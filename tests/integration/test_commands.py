@@ -58,8 +58,15 @@ def test_every_golden_token_of_the_bundled_model(layout: str) -> None:
     assert "attempt" not in done.stderr  # nothing had to be repeated
 
 
-@pytest.mark.parametrize("layout", ["monolith", "2+4"])
-@pytest.mark.parametrize("model", ["v4_base", "v4_hca8", "v4_quant"])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        *((model, "monolith") for model in ("v4_base", "v4_hca8", "v4_quant")),
+        # Quantised KV is what a hand-off could spoil; the others do the same with plain floats.
+        ("v4_quant", "2+4"),
+        *(pytest.param(name, "2+4", marks=pytest.mark.slow) for name in ("v4_base", "v4_hca8")),
+    ],
+)
 def test_every_golden_token_of_the_small_checkpoints(model: str, layout: str) -> None:
     done = disagg("verify", str(SMALL / model / "golden.json"), *LAYOUTS[layout])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -72,6 +72,7 @@ def test_an_announcement_shows_the_present_and_counts_itself() -> None:
             max_model_len=4096,
             block_tokens=32,
             window_replay_tokens=378,
+            metrics_address="127.0.0.1:9091",
         ),
         load=lambda: SimpleNamespace(
             running=1,
