@@ -1,5 +1,5 @@
 """The last requests that ended: what they asked for in numbers, where their time went, how they
-ended. Pure; no text, no tokens, no tenant.
+ended. Pure; no text, no tokens; of a tenant only the name that stands in its ids.
 
 For whoever looks at the balancer now. What has to be kept longer is in metrics and traces.
 """

@@ -2,7 +2,7 @@
 
 It is bounded, whatever the size of the cluster: members by `members.MAX_LISTED`, everything else by
 the rings it comes from. It holds numbers, ids of requests and members, and words of ours: no text,
-no tokens, no tenants.
+no tokens; of tenants only the names that stand in their ids.
 """
 
 from __future__ import annotations
