@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -68,17 +69,20 @@ async def test_leaving_at_any_stage_frees_everything(stage: str, how: str) -> No
         after = {"prefill": 0, "before_ticket": 1, "decode": 0, "decoding": 2}[stage]
         member.scripts.append(Script(hang=True, after_tokens=after))
         call = door.call(timeout=0.4 if how == "deadline" else 20.0)
-        reading = asyncio.gather(_read(call), return_exceptions=True)
+        messages: list[Any] = []
+        reading = asyncio.gather(_read(call, messages), return_exceptions=True)
         await member.reached.wait()
         if how == "caller":
             call.cancel()
             [outcome] = await reading
             assert isinstance(outcome, asyncio.CancelledError)
         elif how == "operator":
+            expected = {"prefill": 0, "before_ticket": 1, "decode": 1, "decoding": 3}[stage]
+            # The member has sent them; they are on their way through the balancer.
+            await door.until(lambda: len(tokens_of(messages)) == expected)
             cancel = generation_pb2.CancelRequestRequest(request_id="r1")
             assert (await door.stub.CancelRequest(cancel, timeout=5)).found
             [outcome] = await reading
-            expected = {"prefill": 0, "before_ticket": 1, "decode": 1, "decoding": 3}[stage]
             assert tokens_of(outcome) == answer(PROMPT, expected)
             assert outcome[-1].final.finish_reason == common_pb2.FINISH_REASON_ABORT
         else:
@@ -94,8 +98,10 @@ async def test_leaving_at_any_stage_frees_everything(stage: str, how: str) -> No
         assert tokens_of(await door.generate("r1")) == answer(PROMPT, 6)
 
 
-async def _read(call: object) -> list[object]:
-    return [message async for message in call]  # type: ignore[attr-defined]
+async def _read(call: Any, messages: list[Any]) -> list[Any]:
+    async for message in call:
+        messages.append(message)
+    return messages
 
 
 async def test_cancelling_an_unknown_request_finds_nothing() -> None:
@@ -122,7 +128,7 @@ async def test_a_running_id_is_refused_and_the_running_request_goes_on() -> None
         resume = asyncio.Event()
         door.decodes[0].scripts.append(Script(hang=True, after_tokens=2))
         call = door.call("same")
-        reading = asyncio.gather(_read(call), return_exceptions=True)
+        reading = asyncio.gather(_read(call, []), return_exceptions=True)
         await door.decodes[0].reached.wait()
         error = await door.generate("same")
         assert isinstance(error, AlreadyRunning)
@@ -139,7 +145,7 @@ async def test_one_request_too_many_is_refused_with_a_hint() -> None:
     async with front_door(admission={"max_running": 1, "max_waiting": 1}) as door:
         door.decodes[0].scripts.append(Script(hang=True))
         first = door.call("first")
-        reading = asyncio.gather(_read(first), return_exceptions=True)
+        reading = asyncio.gather(_read(first, []), return_exceptions=True)
         await door.decodes[0].reached.wait()
         waiting = asyncio.gather(door.generate("second"))
         await door.until(lambda: door.balancer.admission.statistics().waiting == 1)
