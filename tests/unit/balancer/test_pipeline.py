@@ -79,7 +79,7 @@ async def test_leaving_at_any_stage_frees_everything(stage: str, how: str) -> No
         elif how == "operator":
             expected = {"prefill": 0, "before_ticket": 1, "decode": 1, "decoding": 3}[stage]
             # The member has sent them; they are on their way through the balancer.
-            await door.until(lambda: len(tokens_of(messages)) == expected)
+            await door.until(lambda: sum(len(item.token_ids) for item in messages) == expected)
             cancel = generation_pb2.CancelRequestRequest(request_id="r1")
             assert (await door.stub.CancelRequest(cancel, timeout=5)).found
             [outcome] = await reading
