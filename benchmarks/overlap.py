@@ -18,44 +18,25 @@ Ratios are medians over pairs that ran one after the other, with overlap over wi
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-from benchmarks.environment import REPOSITORY, describe, median, ratio_of_pairs
-from benchmarks.serving import MODEL, SEED, Sample, ask_system
+from benchmarks.environment import describe, median, ratio_of_pairs
+from benchmarks.serving import SEED, Sample, ask_system, running_system
 from client import AsyncClient
 
 OUTPUT_TOKENS = 8
 
 
-@contextlib.contextmanager
-def running_system(*, overlap: bool, chunk_tokens: int) -> Iterator[str]:
-    """Starts `disagg up` as a process of its own and yields the balancer's address."""
-    command = [sys.executable, "-m", "cli", "up", "--json", "--model", str(MODEL)]
-    command += ["--prefill-ranks", "1", "--decode-ranks", "1"]
-    environment = {
-        **os.environ,
+def system(*, overlap: bool, chunk_tokens: int) -> AbstractContextManager[str]:
+    """A system with or without overlap; see `benchmarks.serving.running_system`."""
+    settings = {
         "DISAGG_HANDOFF__OVERLAP": str(overlap).lower(),
         "DISAGG_ENGINE__MAX_NUM_BATCHED_TOKENS": str(chunk_tokens),
     }
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit("disagg up did not start; see its messages above")
-            yield json.loads(line)["address"]
-        finally:
-            process.terminate()
-            process.wait(60)
+    return running_system("--prefill-ranks", "1", "--decode-ranks", "1", settings=settings)
 
 
 def compare(on: list[float], off: list[float]) -> dict[str, float]:
@@ -116,8 +97,8 @@ def main() -> None:
     options = parser.parse_args()
     chunk = options.chunk_tokens
     with (
-        running_system(overlap=True, chunk_tokens=chunk) as on,
-        running_system(overlap=False, chunk_tokens=chunk) as off,
+        system(overlap=True, chunk_tokens=chunk) as on,
+        system(overlap=False, chunk_tokens=chunk) as off,
     ):
         lengths = asyncio.run(measure(on, off, options.repetitions, options.prompt_tokens))
     result = {"prompts": lengths, "chunk_tokens": chunk, "environment": describe(SEED)}

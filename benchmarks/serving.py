@@ -24,11 +24,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +56,18 @@ class Sample:
 
 
 @contextlib.contextmanager
-def running_system(*flags: str) -> Iterator[str]:
-    """Starts `disagg up` as a process of its own and yields the balancer's address."""
+def running_system(*flags: str, settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Starts `disagg up` as a process of its own and yields the balancer's address.
+
+    Args:
+        flags: Of the command.
+        settings: Environment of all its processes, beside what there is.
+    """
     command = [sys.executable, "-m", "cli", "up", "--json", "--model", str(MODEL), *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+    environment = {**os.environ, **(settings or {})}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env=environment
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.overlap import compare, measure, running_system, summary
+from benchmarks.overlap import compare, measure, summary, system
 from benchmarks.serving import Sample
 
 
@@ -31,7 +31,7 @@ def test_each_part_of_a_hand_off_is_reported() -> None:
 @pytest.mark.timeout(240)
 def test_it_measures_a_running_system() -> None:
     """One system in both places; that the setting reaches one is `tests/integration`'s business."""
-    with running_system(overlap=True, chunk_tokens=64) as address:
+    with system(overlap=True, chunk_tokens=64) as address:
         [result] = asyncio.run(measure(address, address, 1, [300])).values()
     assert 0 < result["prefetched_share"] < 1
     assert result["second_token_ms"]["on"] > 0
