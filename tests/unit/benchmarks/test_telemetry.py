@@ -11,6 +11,7 @@ from benchmarks.telemetry import (
     _SENT_S,
     RATIOS,
     cpu_s,
+    interval_of_median,
     measure,
     overhead_of,
     process,
@@ -27,9 +28,19 @@ def test_an_overhead_is_what_a_pair_of_rounds_differs_by() -> None:
         "median": 0.1,
         "low": 0.1,
         "high": 0.3,
+        "sure": [0.1, 0.5],
     }
     cpu = {"off": [1.0, 2.0], "all": [1.1, 2.2]}
     assert overhead_of(cpu, "all", more_is_better=False)["median"] == 0.1
+
+
+def test_how_sure_a_median_is() -> None:
+    # The ranks of published tables of the sign test at 95 %: 2nd of 10, 6th of 20, 40th of 100.
+    assert interval_of_median(range(1, 11)) == (2, 9)
+    assert interval_of_median(range(1, 21)) == (6, 15)
+    assert interval_of_median(range(1, 101)) == (40, 61)
+    assert interval_of_median([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert interval_of_median([7.0]) == (7.0, 7.0)
 
 
 def test_processor_time_only_grows() -> None:
