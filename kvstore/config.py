@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvstore.errors import StoreUrlError
 from kvstore.keys import MAX_SEGMENT_BYTES
+from runtime.address import address_of
 
 SCHEMES = (
     "memory",
@@ -152,9 +153,9 @@ class StoreUrl:
         if self.scheme in ("unix", "file"):
             return self.path
         if self.sentinels:
-            nodes = ",".join(f"{host}:{port}" for host, port in self.sentinels)
+            nodes = ",".join(address_of(host, port) for host, port in self.sentinels)
             return f"{self.service} by {nodes}"
-        return f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
 
 def parse_url(url: str) -> StoreUrl:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from runtime.address import address_of
 from runtime.heartbeat import Heartbeat
 from runtime.logging import get_logger
 
@@ -133,7 +134,7 @@ class Receivers:
             return frozenset({Receiver(name, bare)})
         numbers = await self._resolve(bare, int(port))
         return frozenset(
-            Receiver(f"[{number}]:{port}" if ":" in number else f"{number}:{port}", bare)
+            Receiver(address_of(number, int(port)), bare)
             for number in numbers
         )
 

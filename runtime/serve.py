@@ -22,6 +22,7 @@ from grpc_health.v1 import health as grpc_health_names
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from runtime.address import address_of, family_of
 from runtime.channel import BULK_OPTIONS, MESSAGE_OPTIONS, Option
 from runtime.clock import Clock
 from runtime.errors import ErrorMap
@@ -95,7 +96,7 @@ def check_addresses(listen: ListenSettings, num_ranks: int) -> None:
     """
     if not listen.port:
         return
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    family = family_of(listen.host)
     for port in range(listen.port, listen.port + num_ranks):
         try:
             with socket.socket(family) as probe:
@@ -104,7 +105,7 @@ def check_addresses(listen: ListenSettings, num_ranks: int) -> None:
                 probe.bind((listen.host, port))
                 probe.listen()
         except (OSError, OverflowError) as error:
-            raise _refusal(f"{listen.host}:{port}") from error
+            raise _refusal(address_of(listen.host, port)) from error
 
 
 class StopSignals:
@@ -212,12 +213,12 @@ class Host:
         Raises:
             ListenError: the address is taken or not of this machine.
         """
-        wanted = f"{self._listen.host}:{self._listen.port}"
+        wanted = address_of(self._listen.host, self._listen.port)
         try:
             port = self.security.add_port(self.server, wanted)
         except RuntimeError as error:
             raise _refusal(wanted) from error
-        self.address = f"{self._listen.host}:{port}"
+        self.address = address_of(self._listen.host, port)
         if self.security.identity is not None:
             self._bind_health()
         return self.address
@@ -308,7 +309,7 @@ class Host:
         """Probes of Kubernetes speak no TLS, so they get a port that has nothing but health."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, server)
-        wanted = f"{self._listen.host}:{self.security.health_port}"
+        wanted = address_of(self._listen.host, self.security.health_port)
         try:
             port = server.add_insecure_port(wanted)
         except RuntimeError as error:
@@ -317,7 +318,7 @@ class Host:
                 "choose another tls.health_port or 0"
             ) from error
         self._health_server = server
-        self.health_address = f"{self._listen.host}:{port}"
+        self.health_address = address_of(self._listen.host, port)
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Any]) -> bool:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from balancer.config import HttpSettings
 from balancer.http.access import KeyGuard
 from balancer.http.connections import CallLimit, connections
+from runtime.address import address_of, family_of
 from runtime.logging import get_logger
 from runtime.security import NO_SECURITY, Security
 from runtime.serve import ListenError
@@ -88,7 +89,7 @@ async def serving(
             group.create_task(server.serve(sockets=[listener]), name="http")
             await server.is_listening.wait()
             try:
-                yield f"{host}:{port}"
+                yield address_of(host, port)
             finally:
                 server.should_exit = True
     except BaseExceptionGroup as errors:
@@ -99,8 +100,7 @@ async def serving(
 
 
 def _listen(settings: HttpSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(family_of(settings.host))
     try:
         # Connections of an earlier process do not hold this one up.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,7 +109,7 @@ def _listen(settings: HttpSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ListenError(
-            f"cannot listen on {settings.host}:{settings.port}: taken, or not an address of this "
-            "machine; choose another --http or 0"
+            f"cannot listen on {address_of(settings.host, settings.port or 0)}: taken, or not an "
+            "address of this machine; choose another --http or 0"
         ) from error
     return listener

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from socket import AF_INET6
 
+from runtime.address import address_of, family_of
 from runtime.metrics.registry import Metrics
 from runtime.settings import Settings, setting
 
@@ -63,7 +63,7 @@ def serving_page(metrics: Metrics, settings: MetricsSettings, rank: int = 0) -> 
         server = _server(wanted, metrics)
     except (OSError, OverflowError) as error:
         raise PageError(
-            f"metrics cannot be served at {wanted[0]}:{wanted[1]}: {error}; choose another "
+            f"metrics cannot be served at {address_of(*wanted)}: {error}; choose another "
             "--metrics-port or 0"
         ) from error
     thread = threading.Thread(
@@ -71,7 +71,7 @@ def serving_page(metrics: Metrics, settings: MetricsSettings, rank: int = 0) -> 
     )
     thread.start()
     try:
-        yield f"{settings.host}:{server.server_port}"
+        yield address_of(settings.host, server.server_port)
     finally:
         server.shutdown()
         thread.join()
@@ -99,7 +99,7 @@ def _server(address: tuple[str, int], metrics: Metrics) -> HTTPServer:
             """Scrapes are not worth a line."""
 
     class Server(HTTPServer):
-        address_family = AF_INET6 if ":" in address[0] else HTTPServer.address_family
+        address_family = family_of(address[0])
 
         def handle_error(self, request: object, client_address: object) -> None:
             """A scraper that leaves in the middle is no event."""

@@ -32,6 +32,7 @@ from runtime.serve import (
     StopSignals,
     check_addresses,
 )
+from tests.fakes.addresses import require_ipv6
 
 SERVICE = "test.v1.EchoService"
 TIMEOUT_S = 10.0
@@ -335,6 +336,16 @@ async def test_a_taken_port_is_refused_with_a_way_out() -> None:
         with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
             async with running(listen=ListenSettings(port=port)):
                 pass
+
+
+async def test_the_address_at_an_ipv6_number_is_one_that_clients_dial() -> None:
+    require_ipv6()
+    async with running(listen=ListenSettings(host="::1")) as rig:
+        assert rig.host.address.startswith("[::1]:")
+        assert await rig.call("Unary", b"hello") == b"hello"
+        port = int(rig.host.address.rpartition(":")[2])
+        with pytest.raises(ListenError, match=rf"cannot listen on \[::1\]:{port}: taken"):
+            check_addresses(ListenSettings(host="::1", port=port), 1)
 
 
 async def test_a_draining_host_refuses_work_and_answers_the_rest() -> None:

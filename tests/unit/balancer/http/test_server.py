@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from balancer.config import HttpSettings
 from balancer.http.server import serving
 from runtime.serve import ListenError
+from tests.fakes.addresses import require_ipv6
 
 pytestmark = pytest.mark.medium
 
@@ -39,6 +40,14 @@ async def test_a_taken_address_is_named() -> None:
         with pytest.raises(ListenError, match=f"{port}: taken.*choose another --http"):
             async with serving(hello, HttpSettings(port=port)):
                 raise AssertionError("two servers share a port")
+
+
+async def test_the_address_at_an_ipv6_number_is_one_that_clients_dial() -> None:
+    require_ipv6()
+    async with serving(hello, HttpSettings(host="::1", port=0)) as address:
+        assert address.startswith("[::1]:")
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            assert (await client.get(f"http://{address}/")).text == "hello"
 
 
 async def test_an_error_of_the_body_comes_out_as_it_is() -> None:

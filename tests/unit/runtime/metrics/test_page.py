@@ -10,6 +10,7 @@ import pytest
 
 from runtime.metrics import Metrics
 from runtime.metrics.page import MetricsSettings, PageError, serving_page
+from tests.fakes.addresses import require_ipv6
 
 
 def get(address: str, path: str = "/metrics", accept: str = "") -> tuple[str, str]:
@@ -30,6 +31,13 @@ def test_the_page_has_both_forms() -> None:
             get(address, "/other")
     with pytest.raises(OSError):
         get(address)
+
+
+def test_the_address_at_an_ipv6_number_is_one_that_clients_dial() -> None:
+    require_ipv6()
+    with serving_page(Metrics(), MetricsSettings(host="::1", port=0)) as address:
+        assert address.startswith("[::1]:")
+        assert "disagg" in get(address)[0]
 
 
 def test_without_a_port_there_is_no_page() -> None:
