@@ -51,6 +51,14 @@ def test_members_reach_a_balancer_that_is_not_ready(rendered: Rendered) -> None:
     assert host.split(".")[1:] == ["llm", "svc"]
 
 
+def test_pods_listen_at_addresses_of_ipv6(rendered: Rendered) -> None:
+    objects = rendered("--set", "listenAddress=::")
+    balancer = config(objects, "demo-disagg-balancer")
+    assert (balancer["listen"]["host"], balancer["http"]["host"]) == ("::", "::")
+    for role in ("prefill", "decode"):
+        assert config(objects, f"demo-disagg-{role}")["metrics"]["host"] == "::"
+
+
 def test_one_balancer_is_replaced_not_doubled(rendered: Rendered) -> None:
     [deployment] = [
         item for name, item in of_kind(rendered(), "Deployment").items() if "balancer" in name

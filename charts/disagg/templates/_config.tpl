@@ -39,8 +39,8 @@ itself, such as one by tenant, keeps its keys.
       "drain" (dict "propagation_s" $values.drain.propagationSeconds "max_s" $values.drain.maxSeconds)
       "log" (dict "level" $root.Values.log.level "form" $root.Values.log.form) -}}
 {{- if eq $component "balancer" -}}
-{{- $_ := set $config.listen "host" "0.0.0.0" -}}
-{{- $_ := set $config "http" (dict "host" "0.0.0.0" "port" (int $values.ports.http)) -}}
+{{- $_ := set $config.listen "host" $root.Values.listenAddress -}}
+{{- $_ := set $config "http" (dict "host" $root.Values.listenAddress "port" (int $values.ports.http)) -}}
 {{- $replicas := int (include "disagg.maxReplicas" $values) -}}
 {{- if gt $replicas 1 -}}
 {{- /* Balancers that share members decide on views that are older than they think. */ -}}
@@ -53,7 +53,7 @@ itself, such as one by tenant, keeps its keys.
 {{- else -}}
 {{- $_ := set $config "group" (dict "ranks" (int $values.ranks)) -}}
 {{- end -}}
-{{- $_ := set $config "metrics" (dict "port" (int $values.ports.metrics) "host" "0.0.0.0") -}}
+{{- $_ := set $config "metrics" (dict "port" (int $values.ports.metrics) "host" $root.Values.listenAddress) -}}
 {{- if $root.Values.events.enabled -}}
 {{- $_ := set $config "events" (dict
       "endpoint" (printf "tcp://*:%d" (int $root.Values.events.port))
