@@ -306,6 +306,10 @@ def _nested(settings: type[Settings], values: Mapping[str, object]) -> dict[str,
     return tree
 
 
+# `[::1]:50051,...` is a list separated by commas; no JSON begins like it.
+_IPV6_FIRST = re.compile(r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]")
+
+
 def _from_text(text: str, field: FieldInfo) -> object:
     """Text of a variable or flag: lists are JSON or separated by commas, the rest is pydantic's."""
     annotation = field.annotation
@@ -314,7 +318,7 @@ def _from_text(text: str, field: FieldInfo) -> object:
     if type(None) in kinds and text == "":
         return None
     if kinds & {list, tuple, set, frozenset}:
-        if text.startswith("["):
+        if text.startswith("[") and not _IPV6_FIRST.match(text):
             return _json_or_text(text)
         return [part.strip() for part in text.split(",") if part.strip()]
     if dict in kinds:

@@ -84,6 +84,12 @@ def test_lists_are_json_or_commas(text: str) -> None:
     assert loaded.value.peers == ("a:1", "b:2")
 
 
+@pytest.mark.parametrize("text", ["[::1]:1,b:2", '["[::1]:1", "b:2"]', "[::1]:1 , b:2"])
+def test_an_address_of_ipv6_begins_no_json(text: str) -> None:
+    loaded = load(Tree, flags=GIVEN, environment={"DISAGG_PEERS": text})
+    assert loaded.value.peers == ("[::1]:1", "b:2")
+
+
 def test_text_that_looks_like_a_list_stays_text() -> None:
     loaded = load(Tree, flags=GIVEN, environment={"DISAGG_STORE__URL": "[::1]:6379"})
     assert loaded.value.store.url == "[::1]:6379"
