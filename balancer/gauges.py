@@ -33,14 +33,14 @@ def publish_sizes(metrics: Metrics, tiers: Sequence[str], sizes: AdmissionStatis
 
 
 def publish_members(metrics: Metrics, views: Sequence[MemberView]) -> None:
-    """Members by what hinders them, and groups by whether all their members are ready.
+    """Members by what hinders them, and groups by whether each of their ranks is ready.
 
+    A rank that was started anew is there twice for a while, under two names, and counts once.
     A mismatch is a member that would take work, beside members of the other role that would too,
     none of which stores KV in its form. While the other role has nobody, it only waits.
     """
     members: Counter[tuple[Role, str]] = Counter()
-    ready: Counter[tuple[Role, str]] = Counter()
-    sizes: dict[tuple[Role, str], int] = {}
+    ready: dict[tuple[Role, str, int], set[int]] = {}  # ranks by group, which has its size in it
     layouts: dict[Role, set[bytes]] = {role: set() for role in Role}
     for view in views:
         if view.exclusion is None:
@@ -52,13 +52,13 @@ def publish_members(metrics: Metrics, views: Sequence[MemberView]) -> None:
         if view.exclusion is None and partners and member.fingerprint not in partners:
             state = _MISMATCH
         members[member.role, state] += 1
-        group = (member.role, member.group_id)
-        sizes[group] = max(sizes.get(group, 0), member.group_size)
-        ready[group] += view.exclusion is None
+        ranks = ready.setdefault((member.role, member.group_id, member.group_size), set())
+        if view.exclusion is None:
+            ranks.add(member.rank)
     for role in Role:
         for state in (*_STATES.values(), _MISMATCH):
             metrics.set("disagg_members", members[role, state], role=role.value, state=state)
-        complete = sum(key[0] is role and ready[key] >= size for key, size in sizes.items())
-        total = sum(key[0] is role for key in sizes)
+        groups = [(size, ranks) for (owner, _, size), ranks in ready.items() if owner is role]
+        complete = sum(len(ranks) >= size for size, ranks in groups)
         metrics.set("disagg_groups", complete, role=role.value, state="complete")
-        metrics.set("disagg_groups", total - complete, role=role.value, state="incomplete")
+        metrics.set("disagg_groups", len(groups) - complete, role=role.value, state="incomplete")

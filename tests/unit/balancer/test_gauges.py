@@ -19,11 +19,11 @@ def test_sizes_are_told_by_class() -> None:
     assert metrics.value("disagg_requests_waiting", tier="short") == 1
 
 
-def test_a_group_is_complete_when_all_its_members_are_ready() -> None:
+def test_a_group_is_complete_when_each_of_its_ranks_is_ready() -> None:
     metrics = Metrics()
 
     def view(name: str, group: str, exclusion: ExclusionCause | None) -> MemberView:
-        made = member(name, role=Role.DECODE, group_id=group, group_size=2)
+        made = member(name, role=Role.DECODE, group_id=group, group_size=2, rank=int(name[1]))
         return MemberView(
             member=made,
             age_s=0.0,
@@ -37,16 +37,18 @@ def test_a_group_is_complete_when_all_its_members_are_ready() -> None:
         view("a1", "a", None),
         view("b0", "b", None),
         view("b1", "b", ExclusionCause.STALE),
-        view("b2", "b", ExclusionCause.GROUP_INCOMPLETE),
+        view("b1 of an earlier start", "b", ExclusionCause.GROUP_INCOMPLETE),
         view("c0", "c", ExclusionCause.BUSY),
+        view("d1", "d", None),
+        view("d1 started anew", "d", None),
     ]
     publish_members(metrics, views)
-    assert metrics.value("disagg_members", role="decode", state="ready") == 3
+    assert metrics.value("disagg_members", role="decode", state="ready") == 5
     assert metrics.value("disagg_members", role="decode", state="stale") == 1
     assert metrics.value("disagg_members", role="decode", state="group_incomplete") == 1
     assert metrics.value("disagg_members", role="decode", state="not_ready") == 1
     assert metrics.value("disagg_groups", role="decode", state="complete") == 1
-    assert metrics.value("disagg_groups", role="decode", state="incomplete") == 2
+    assert metrics.value("disagg_groups", role="decode", state="incomplete") == 3
     assert metrics.value("disagg_members", role="prefill") == 0
 
 
