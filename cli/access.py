@@ -54,7 +54,8 @@ def access_of(options: argparse.Namespace | None = None) -> Access:
             server_name=tls.server_name,
         )
     except InvalidArgument as error:
-        raise usage(f"--api-key-file {path}: {error}") from error
+        is_of_key = "api_key" in error.fields
+        raise usage(f"--api-key-file {path}: {error}" if is_of_key else f"tls.{error}") from error
 
 
 def tls_settings() -> TlsSettings:
@@ -73,10 +74,17 @@ def tls_settings() -> TlsSettings:
 
 
 def _key(path: Path) -> str:
+    """The one key of a file, which may name its tenant before it as the balancer's file does."""
     try:
-        words = path.read_text(encoding="utf-8").partition("#")[0].split()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise usage(f"--api-key-file {path}: cannot be read: {error}") from error
-    if not words:
-        raise usage(f"--api-key-file {path}: the file is empty; write your key into it")
-    return words[-1]
+    found = [words for line in lines if (words := line.partition("#")[0].split())]
+    if not found:
+        raise usage(f"--api-key-file {path}: there is no key in it; write yours into it")
+    if len(found) > 1 or len(found[0]) > 2:
+        what = f"{len(found)} keys" if len(found) > 1 else f"a line of {len(found[0])} words"
+        raise usage(
+            f"--api-key-file {path}: it has {what}; leave one line in it, `KEY` or `TENANT KEY`"
+        )
+    return found[0][-1]

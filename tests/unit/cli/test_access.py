@@ -10,6 +10,7 @@ import pytest
 from cli.access import access_of
 from cli.errors import CommandError
 from client import Access
+from runtime.tls import TlsSettings
 from tests.fakes.certificates import dev_certificates, tls_section
 
 
@@ -34,7 +35,22 @@ def test_the_environment_says_how_and_the_file_says_who(
         access_of(Namespace())
 
 
-@pytest.mark.parametrize("content", [None, "", "# nothing"])
+def test_a_key_may_stand_below_a_comment(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("# of team a\n\n0123456789abcdef\n")
+    assert access_of(Namespace(api_key_file=key)).api_key == "0123456789abcdef"
+
+
+def test_what_is_wrong_with_tls_is_not_put_down_to_a_file_that_nobody_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    incomplete = TlsSettings.model_construct(mode="tls", ca_file=None, server_name="n")
+    monkeypatch.setattr("cli.access.tls_settings", lambda: incomplete)
+    with pytest.raises(CommandError, match=r"^tls\.ca_file: TLS needs the authorities"):
+        access_of(Namespace(api_key_file=None))
+
+
+@pytest.mark.parametrize("content", [None, "", "# nothing", "a key1\nb key2\n", "a key more"])
 def test_a_file_without_a_key_is_named(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "key"
     if content is not None:
