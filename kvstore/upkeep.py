@@ -1,7 +1,8 @@
 """The process `python -m kvstore`: a private server if none is given, and the janitor's rounds.
 
 Any client may sweep, and several may at once; this process is for machines where nobody else does.
-A store that cannot be reached is waited for: a round that fails is logged, and the next one tries.
+A store that cannot be reached is waited for: a round that fails is logged and counted, and the next
+one tries. Only the end of the private server is the end of this process.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from kvstore import embedded
-from kvstore.backends.base import BackendStatistics
 from kvstore.config import KvStoreConfig
 from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreUrlError
 from kvstore.handoffs.leases import JanitorReport
+from kvstore.measures import DropMeasures
 from kvstore.store import KvStore, open_store
 from runtime.build import tell_build
 from runtime.clock import SystemClock
@@ -76,35 +78,50 @@ class UpkeepSettings(Settings):
 
 
 def keep(
-    store: KvStore, stop: threading.Event, *, interval_s: float, metrics: Metrics | None = None
+    store: KvStore,
+    stop: threading.Event,
+    *,
+    interval_s: float,
+    metrics: Metrics | None = None,
+    check: Callable[[], None] | None = None,
 ) -> None:
     """Sweeps every `interval_s` seconds until `stop` is set. Never raises a library error.
 
     Args:
-        metrics: Told what every round saw.
+        metrics: Told what every round saw, and how it ended.
+        check: Called after each round; what it raises ends the rounds.
     """
+    told = Metrics(role=ROLE) if metrics is None else metrics
+    drops = DropMeasures(told)
     while True:
-        try:
-            report = store.janitor()
-            if metrics is not None:
-                _tell(metrics, report, store.ping())
-        except KvStoreError as error:
-            logger.warning("janitor: %s", error)
-        else:
-            if report.num_expired:
-                logger.info(
-                    "janitor: %d of %d hand-offs expired", report.num_expired, report.num_handoffs
-                )
+        told.count("disagg_kv_janitor_rounds_total", outcome=_round(store, told, drops))
+        if check is not None:
+            check()
         if stop.wait(interval_s):
             return
 
 
-def _tell(metrics: Metrics, report: JanitorReport, server: BackendStatistics) -> None:
+def _round(store: KvStore, metrics: Metrics, drops: DropMeasures) -> str:
+    """One round; returns `ok` or why it failed."""
+    try:
+        _tell(metrics, store.janitor())
+        drops.told(store.facts())
+    except KvStoreError as error:
+        logger.warning("janitor: %s", error)
+        return error.cause
+    except Exception:
+        # A bug; but nobody else frees what is left over, so the next round is tried.
+        logger.exception("janitor: a round failed")
+        return "internal"
+    return "ok"
+
+
+def _tell(metrics: Metrics, report: JanitorReport) -> None:
+    if report.num_expired:
+        logger.info("janitor: %d of %d hand-offs expired", report.num_expired, report.num_handoffs)
     metrics.set("disagg_kv_leases", report.num_handoffs - report.num_expired)
     metrics.set("disagg_kv_handoff_bytes", report.handoff_bytes)
     metrics.count("disagg_kv_lease_expired_total", report.num_expired, component="ticket")
-    metrics.follow("disagg_kv_evictions_total", server.evicted_keys, cause="memory")
-    metrics.follow("disagg_kv_evictions_total", server.expired_keys, cause="ttl")
 
 
 @contextmanager
@@ -138,14 +155,19 @@ def kept(url: str, *, interval_s: float = 5.0, metrics: Metrics | None = None) -
 
 
 def run(settings: UpkeepSettings, stop: threading.Event) -> None:
-    """Runs until `stop` is set; says where the store is in one JSON line on standard output."""
+    """Runs until `stop` is set; says where the store is in one JSON line on standard output.
+
+    Raises:
+        EmbeddedUnavailable: The private server cannot be started, or ended.
+    """
     with ExitStack() as stack:
-        url = settings.server.url
+        url, check = settings.server.url, None
         if not url:
             server = embedded.start(
                 settings.server.directory, max_memory_bytes=settings.server.max_memory_bytes
             )
             url = stack.enter_context(server).url
+            check = partial(_require_running, server)
         config = KvStoreConfig(block_tokens=1, owner="janitor")
         store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
         stack.callback(store.close)
@@ -155,7 +177,15 @@ def run(settings: UpkeepSettings, stop: threading.Event) -> None:
         told = {"store": url, **({"metrics": page} if page else {})}
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
-        keep(store, stop, interval_s=settings.janitor.interval_s, metrics=metrics)
+        keep(store, stop, interval_s=settings.janitor.interval_s, metrics=metrics, check=check)
+
+
+def _require_running(server: embedded.EmbeddedStore) -> None:
+    """Raises EmbeddedUnavailable if the private server ended: nothing would bring it back."""
+    if not server.is_running:
+        raise EmbeddedUnavailable(
+            f"the private server (pid {server.pid}) ended, and what it held is lost: start it again"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:

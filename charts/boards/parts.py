@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from charts.boards.queries import NONE, quantile, rate
+from charts.boards.queries import NONE, RATE, quantile, rate, shared
 from charts.dashboards import Board, Panel
 
 STORE = Board(
@@ -52,7 +52,7 @@ STORE = Board(
                 queries={
                     "used": "max by (shard) (disagg_kv_store_used_bytes{SCOPE})",
                     "limit": "max by (shard) (disagg_kv_store_limit_bytes{SCOPE})",
-                    "hand-offs": "sum(disagg_kv_handoff_bytes{SCOPE})",
+                    "hand-offs": shared("disagg_kv_handoff_bytes{SCOPE}"),
                 },
             ),
             Panel(
@@ -66,19 +66,31 @@ STORE = Board(
             Panel(
                 title="Hand-offs held, requests running",
                 queries={
-                    "held": "sum(disagg_kv_leases{SCOPE})",
+                    "held": shared("disagg_kv_leases{SCOPE}"),
                     "running": 'sum(disagg_requests_running{SCOPE,role="balancer"})',
                 },
             ),
             Panel(
                 title="Reaped by the janitor",
+                text="Several janitors share the work.",
                 unit="ops",
                 queries={"reaped": rate("disagg_kv_lease_expired_total")},
             ),
             Panel(
+                title="Rounds of the janitor",
+                text="Other than ok: it could not look, and why.",
+                unit="ops",
+                is_stacked=True,
+                queries={"{{outcome}}": rate("disagg_kv_janitor_rounds_total", by="outcome")},
+            ),
+            Panel(
                 title="Keys that the server dropped",
                 unit="ops",
-                queries={"{{cause}}": rate("disagg_kv_evictions_total", by="cause")},
+                queries={
+                    "{{cause}}": shared(
+                        f"rate(disagg_kv_evictions_total{{SCOPE}}{RATE})", by="cause"
+                    )
+                },
             ),
             Panel(
                 title="Lost before they were read",

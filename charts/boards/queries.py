@@ -16,6 +16,13 @@ def rate(metric: str, *labels: str, by: str = "", where: str = "") -> str:
     return f"sum{f' by ({by})' if by else ''} (rate({metric}{{{selector}}}{RATE}))"
 
 
+def shared(query: str, *, by: str = "") -> str:
+    """What each of several janitors tells of the one store of a release: once, not their sum."""
+    labels = f", {by}" if by else ""
+    inner = f"max by (namespace, release{labels}) ({query})"
+    return f"sum{f' by ({by})' if by else ''} ({inner})"
+
+
 def quantile(share: float, metric: str, by: str = "", where: str = "") -> str:
     """Quantile of a histogram over all processes."""
     selector = "SCOPE" + (f",{where}" if where else "")

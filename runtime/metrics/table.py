@@ -357,6 +357,13 @@ _STORE_ROWS: tuple[Metric, ...] = (
         roles=(STORE,),
         known={"component": ("ticket",)},
     ),
+    counter(
+        "disagg_kv_janitor_rounds_total",
+        "Rounds of the janitor by end; other than ok: the cause of a failure.",
+        "outcome",
+        roles=(STORE,),
+        known={"outcome": ("ok", "store_down", "store_refused", "internal")},
+    ),
     gauge("disagg_kv_store_up", "1 while the store answers.", roles=(BALANCER,)),
     gauge("disagg_kv_store_used_bytes", "Memory in use in the store.", "shard", roles=(BALANCER,)),
     gauge(
@@ -367,7 +374,7 @@ _STORE_ROWS: tuple[Metric, ...] = (
     ),
     counter(
         "disagg_kv_evictions_total",
-        "Keys that the store dropped.",
+        "Keys that servers of the store dropped by themselves while the janitor looked.",
         "cause",
         roles=(STORE,),
         known={"cause": ("memory", "ttl")},

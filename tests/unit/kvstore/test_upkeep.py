@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import open_store
+from kvstore import embedded, open_store
+from kvstore.backends.base import Facts
 from kvstore.backends.memory import MemoryBackend
-from kvstore.errors import StoreDown
+from kvstore.errors import EmbeddedUnavailable, StoreDown
 from kvstore.keys import lease_key
-from kvstore.upkeep import UpkeepSettings, keep, kept, main
+from kvstore.upkeep import UpkeepSettings, keep, kept, main, run
 from runtime.metrics import Metrics
 from tests.fakes.stores import (
     FINGERPRINT,
@@ -62,10 +63,61 @@ def test_a_store_that_is_down_is_waited_for(caplog: pytest.LogCaptureFixture) ->
         def audit(self) -> list[object]:  # type: ignore[override]
             raise StoreDown("somewhere", "as the test wants")
 
-    rounds = Rounds(3)
-    keep(make_store(Down(ManualClock())), rounds, interval_s=1.0)
+    rounds, metrics = Rounds(3), Metrics(role="store")
+    keep(make_store(Down(ManualClock())), rounds, interval_s=1.0, metrics=metrics)
     assert len(rounds.waits) == 3
     assert caplog.text.count("somewhere") == 3
+    assert metrics.value("disagg_kv_janitor_rounds_total", outcome="store_down") == 3
+    assert metrics.value("disagg_kv_janitor_rounds_total", outcome="ok") == 0
+
+
+def test_a_bug_ends_a_round_and_not_the_janitor(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(MemoryBackend):
+        def facts(self) -> list[Facts]:
+            raise RuntimeError("a bug")
+
+    store, metrics = make_store(Broken(ManualClock())), Metrics(role="store")
+    PROMPT.hand_over(store)
+    keep(store, Rounds(2), interval_s=1.0, metrics=metrics)
+    assert caplog.text.count("RuntimeError: a bug") == 2
+    assert metrics.value("disagg_kv_janitor_rounds_total", outcome="internal") == 2
+    assert metrics.value("disagg_kv_leases") == 1  # what the round had found by then
+
+
+def test_keys_that_the_server_drops_are_counted_over_its_restart() -> None:
+    told = iter([("a", 7), ("a", 9), ("b", 1), ("b", 2)])
+
+    class Restarted(MemoryBackend):
+        def facts(self) -> list[Facts]:
+            run_id, evicted = next(told)
+            return [{"run_id": run_id, "evicted_keys": evicted}]
+
+    metrics = Metrics(role="store")
+    keep(make_store(Restarted(ManualClock())), Rounds(4), interval_s=1.0, metrics=metrics)
+    assert metrics.value("disagg_kv_evictions_total", cause="memory") == 4
+    assert metrics.value("disagg_kv_janitor_rounds_total", outcome="ok") == 4
+
+
+@pytest.mark.medium
+def test_the_end_of_the_private_server_is_the_end_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers: list[embedded.EmbeddedStore] = []
+    start = embedded.start
+
+    def started(directory: Path | None, **options: int) -> embedded.EmbeddedStore:
+        servers.append(start(directory, **options))
+        return servers[0]
+
+    class Ending(Rounds):
+        def wait(self, timeout: float | None = None) -> bool:
+            servers[0].stop()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(embedded, "start", started)
+    settings = UpkeepSettings.model_validate({"server": {"directory": tmp_path}})
+    with pytest.raises(EmbeddedUnavailable, match="ended, and what it held is lost"):
+        run(settings, Ending(9))
 
 
 def test_settings_have_defaults() -> None:
