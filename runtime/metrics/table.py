@@ -432,6 +432,14 @@ _PROCESSES: tuple[Metric, ...] = (
         known={"method": ("",)},
     ),
     counter(
+        "disagg_scrapes_dropped_total",
+        "Callers of this page that got no answer: late, pushed out by newer ones, gone, or while "
+        "an earlier answer was not ready.",
+        "cause",
+        roles=(*SERVING, STORE),
+        known={"cause": ("slow", "too_many", "left", "busy")},
+    ),
+    counter(
         "disagg_readiness_transitions_total",
         "Changes of readiness.",
         *("to", "cause"),
