@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import redis
 
-import kvstore.keys
+import kvstore.digests
 import kvstore.payloads.reading
 import kvstore.payloads.sealing
+import kvstore.verification
 from kvstore import KvStore, KvStoreConfig, open_store
 
 BLOCK_TOKENS = 128
@@ -102,17 +103,17 @@ class OurWork:
 
 @contextmanager
 def _no_digests() -> Iterator[None]:
-    modules = (kvstore.keys, kvstore.payloads.sealing)
-    original, advance = kvstore.keys.payload_digest, kvstore.keys.RunningDigest.advance
+    modules = (kvstore.digests, kvstore.verification, kvstore.payloads.sealing)
+    original, advance = kvstore.digests.payload_digest, kvstore.digests.RunningDigest.advance
     for module in modules:
         module.payload_digest = lambda _payload: bytes(16)  # type: ignore[attr-defined]
-    kvstore.keys.RunningDigest.advance = lambda _self, _count: None  # type: ignore[method-assign]
+    kvstore.digests.RunningDigest.advance = lambda _self, _count: None  # type: ignore[method-assign]
     try:
         yield
     finally:
         for module in modules:
             module.payload_digest = original  # type: ignore[attr-defined]
-        kvstore.keys.RunningDigest.advance = advance  # type: ignore[method-assign]
+        kvstore.digests.RunningDigest.advance = advance  # type: ignore[method-assign]
 
 
 class RedisPyWork:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvstore.errors import StoreUrlError
-from kvstore.keys import MAX_SEGMENT_BYTES
+from kvstore.headers import MAX_SEGMENT_BYTES
 from runtime.address import address_of
 
 SCHEMES = (

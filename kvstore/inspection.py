@@ -12,24 +12,20 @@ from itertools import islice
 
 from kvstore.backends.base import Backend, BackendStatistics
 from kvstore.backends.keyed import TAG_BYTES
+from kvstore.digests import payload_digest
 from kvstore.errors import BlockCorrupt
 from kvstore.handoffs.leases import LeaseRecord, classify
+from kvstore.headers import BAD_TAG, HEADER_BYTES, Header, HeaderError, unpack_header
 from kvstore.keys import (
     ALL_PREFIX,
-    BAD_TAG,
     BODY_PREFIX,
     HASH_BYTES,
-    HEADER_BYTES,
-    Header,
-    HeaderError,
     KeyName,
     body_key,
     data_prefix,
     is_handoff_id,
     lease_key,
     parse_key,
-    payload_digest,
-    unpack_header,
 )
 from kvstore.records import open_attempt
 from kvstore.ticket import TicketBody, decode_body

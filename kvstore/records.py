@@ -12,20 +12,12 @@ from dataclasses import dataclass
 
 import msgpack
 
+from kvstore.buffers import Buffer
+from kvstore.digests import DIGEST_BYTES, payload_digest
 from kvstore.errors import BlockCorrupt
-from kvstore.keys import (
-    DIGEST_BYTES,
-    FLAG_SELF_INDEXED,
-    MAX_SEGMENT_BYTES,
-    MAX_SEGMENTS,
-    Buffer,
-    Component,
-    Expected,
-    Header,
-    HeaderError,
-    payload_digest,
-    verify_segment,
-)
+from kvstore.headers import FLAG_SELF_INDEXED, MAX_SEGMENT_BYTES, MAX_SEGMENTS, Header, HeaderError
+from kvstore.keys import Component
+from kvstore.verification import Expected, verify_segment
 
 MAX_RECORD_BYTES = 64 << 20
 _INDEX_VERSION = 1

@@ -19,7 +19,7 @@ from kvstore.backends.files import FilesBackend
 from kvstore.backends.keyed import KeyedBackend, keyed_fingerprint, read_key
 from kvstore.backends.memory import MemoryBackend
 from kvstore.backends.redis import RedisBackend
-from kvstore.buffers import new_buffer
+from kvstore.buffers import Buffer, new_buffer
 from kvstore.config import KvStoreConfig, StoreUrl, parse_url, with_files
 from kvstore.errors import StoreUrlError
 from kvstore.events.announcer import Relay, StoreListener, removals
@@ -27,7 +27,7 @@ from kvstore.handoffs.handoff import Handoffs
 from kvstore.handoffs.leases import JanitorReport, LeaseRecord, classify, sweep
 from kvstore.handoffs.prefetched import Prefetched
 from kvstore.handoffs.reader import HandoffReader, ReaderParts
-from kvstore.keys import FINGERPRINT_BYTES, HASH_BYTES, Buffer, Component
+from kvstore.keys import FINGERPRINT_BYTES, HASH_BYTES, Component
 from kvstore.lookup import PrefixMatch, candidate_ends, count_contiguous, match_prefix
 from kvstore.payloads.freshness import Refreshed
 from kvstore.payloads.payloads import Payloads

@@ -18,18 +18,11 @@ from typing import Self
 import msgpack
 
 from disagg import block_hash
+from kvstore.buffers import Buffer
+from kvstore.digests import DIGEST_BYTES, combine_digests
 from kvstore.errors import BlockCorrupt, LayoutDiffers, TicketInvalid
-from kvstore.keys import (
-    DIGEST_BYTES,
-    HASH_BYTES,
-    MAX_SEGMENTS,
-    TAIL_COMPONENTS,
-    Buffer,
-    Component,
-    combine_digests,
-    is_handoff_id,
-    tail_prefix,
-)
+from kvstore.headers import MAX_SEGMENTS
+from kvstore.keys import HASH_BYTES, TAIL_COMPONENTS, Component, is_handoff_id, tail_prefix
 from kvstore.records import SegmentDigest, decode_segment, unpack_array
 
 BODY_VERSION = 1

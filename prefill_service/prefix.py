@@ -12,8 +12,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvstore.buffers import Buffer
+from kvstore.digests import combine_digests, payload_digest
 from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError
-from kvstore.keys import Buffer, combine_digests, payload_digest
 from kvstore.resume import ResumePlan, plan_resume
 from kvstore.store import KvStore
 from runtime.metrics import Metrics

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kvstore.keys import HEADER_BYTES, Buffer
+from kvstore.buffers import Buffer
+from kvstore.headers import HEADER_BYTES
 
 Allocate = Callable[[int], Buffer]
 """Writable memory of a number of bytes; may hand out preallocated buffers."""

@@ -37,10 +37,11 @@ from kvstore.backends.base import (
     PutItem,
 )
 from kvstore.backends.steps import Lease, StepBackend
-from kvstore.buffers import new_buffer
+from kvstore.buffers import Buffer, flat_view, new_buffer
 from kvstore.config import StoreUrl
 from kvstore.errors import StoreDown, StoreFull
-from kvstore.keys import HEADER_BYTES, LEASE_PREFIX, Buffer, flat_view, handoff_id_of_key
+from kvstore.headers import HEADER_BYTES
+from kvstore.keys import LEASE_PREFIX, handoff_id_of_key
 
 _TEMP_LIFE_NS = 60 * 10**9
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

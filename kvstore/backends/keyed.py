@@ -29,8 +29,9 @@ from kvstore.backends.base import (
     Place,
     PutItem,
 )
-from kvstore.buffers import new_buffer
-from kvstore.keys import ATTEMPT_PREFIX, BAD_TAG, FINGERPRINT_BYTES, Buffer, flat_view
+from kvstore.buffers import Buffer, flat_view, new_buffer
+from kvstore.headers import BAD_TAG
+from kvstore.keys import ATTEMPT_PREFIX, FINGERPRINT_BYTES
 
 KEY_BYTES = 32
 TAG_BYTES = 16

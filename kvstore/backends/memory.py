@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from kvstore.backends.base import BackendStatistics, Facts, OnBytes, OnValue, Place, PutItem
 from kvstore.backends.steps import Lease, StepBackend
+from kvstore.buffers import flat_view
 from kvstore.errors import StoreFull
-from kvstore.keys import HEADER_BYTES, flat_view
+from kvstore.headers import HEADER_BYTES
 
 
 @dataclass(slots=True)

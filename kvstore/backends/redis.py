@@ -44,7 +44,8 @@ from kvstore.backends.resp import Reply, ReplyError, encode_keys, encode_set
 from kvstore.backends.sentinel import PrimaryFinder, SentinelWire
 from kvstore.backends.wire import ClusterWire, Job, Keyed, SingleWire, Wire
 from kvstore.config import MAX_PENDING_MS, KvStoreConfig, StoreUrl
-from kvstore.keys import HEADER_BYTES, LEASE_PREFIX, body_key, handoff_id_of_key, lease_key
+from kvstore.headers import HEADER_BYTES
+from kvstore.keys import LEASE_PREFIX, body_key, handoff_id_of_key, lease_key
 
 _SMALL_DEPTH = 1024  # commands in flight when requests and replies are short
 _GROUP = 64  # keys of one EXISTS; in one slot or on one node

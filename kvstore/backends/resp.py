@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from kvstore.backends.base import Allocate, OnBytes, Place
 from kvstore.backends.transport import Transport
-from kvstore.buffers import new_buffer
-from kvstore.keys import HEADER_BYTES, MAX_SEGMENT_BYTES, Buffer, flat_view
+from kvstore.buffers import Buffer, flat_view, new_buffer
+from kvstore.headers import HEADER_BYTES, MAX_SEGMENT_BYTES
 
 MAX_LINE_BYTES = 4096
 MAX_VALUE_BYTES = MAX_SEGMENT_BYTES + HEADER_BYTES

@@ -12,8 +12,8 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
+from kvstore.buffers import Buffer
 from kvstore.config import KvStoreConfig, StoreUrl
-from kvstore.keys import Buffer
 
 _MAX_IOVECS = 512  # Linux takes 1024
 _SEND_BUFFER_BYTES = 2 << 20

@@ -18,10 +18,9 @@ from redis.crc import key_slot
 from kvstore.backends.base import OnBytes, Place
 from kvstore.backends.pool import RespPool
 from kvstore.backends.resp import Command, OnReply, Reply, ReplyError
-from kvstore.buffers import new_buffer
+from kvstore.buffers import Buffer, new_buffer
 from kvstore.config import KvStoreConfig, StoreUrl
 from kvstore.errors import StoreDown
-from kvstore.keys import Buffer
 
 _MAX_REDIRECTS = 5
 _NOBODY = -1  # position of a reply that nobody waits for

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 
 from kvstore.backends.base import HandoffKeys, LeaseGrant, LeaseOutcome
+from kvstore.digests import combine_digests
 from kvstore.errors import (
     BlockCorrupt,
     BlockMissing,
@@ -28,15 +29,8 @@ from kvstore.handoffs.reader import (
     raise_attempt,
     require_granted,
 )
-from kvstore.keys import (
-    HEADER_BYTES,
-    TAIL_COMPONENTS,
-    Component,
-    body_key,
-    combine_digests,
-    is_handoff_id,
-    tail_prefix,
-)
+from kvstore.headers import HEADER_BYTES
+from kvstore.keys import TAIL_COMPONENTS, Component, body_key, is_handoff_id, tail_prefix
 from kvstore.payloads.freshness import Refreshed
 from kvstore.payloads.sealing import PayloadRef, SealedPayload, block_refs
 from kvstore.records import open_record, seal_record

@@ -17,12 +17,7 @@ from dataclasses import dataclass
 
 from kvstore.backends.base import HandoffKeys, LeaseEntry, LeaseStore
 from kvstore.config import MAX_PENDING_MS
-from kvstore.keys import (
-    TAIL_COMPONENTS,
-    body_key,
-    lease_key,
-    tail_key,
-)
+from kvstore.keys import TAIL_COMPONENTS, body_key, lease_key, tail_key
 
 
 class LeaseState(enum.Enum):

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from kvstore.backends.base import Backend, HandoffKeys, PutItem
-from kvstore.keys import FINGERPRINT_BYTES, HEADER_BYTES
+from kvstore.headers import HEADER_BYTES
+from kvstore.keys import FINGERPRINT_BYTES
 from kvstore.mutation.draws import Draws
 from kvstore.mutation.readings import Reading, read_prefix, read_ticket
 from kvstore.mutation.samples import Sample, sample_config, samples

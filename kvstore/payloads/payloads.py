@@ -13,9 +13,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore.backends.base import BlockStore, PutItem
+from kvstore.buffers import Buffer
 from kvstore.config import KvStoreConfig
 from kvstore.errors import BlockCorrupt, BlockMissing
-from kvstore.keys import HEADER_BYTES, TAIL_COMPONENTS, Buffer, Component, first_keys, index_key
+from kvstore.headers import HEADER_BYTES
+from kvstore.keys import TAIL_COMPONENTS, Component, first_keys, index_key
 from kvstore.payloads.sealing import PayloadRef, SealedPayload, rename, seal
 from kvstore.records import SegmentDigest, decode_index, encode_index, open_record, seal_record
 from kvstore.statistics import Counters

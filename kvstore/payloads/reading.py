@@ -12,25 +12,15 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from kvstore.backends.base import Allocate
-from kvstore.buffers import new_buffer
+from kvstore.buffers import Buffer, flat_view, new_buffer
+from kvstore.digests import RunningDigest, combine_digests
 from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError
-from kvstore.keys import (
-    HEADER_BYTES,
-    TAIL_COMPONENTS,
-    Buffer,
-    Component,
-    Expected,
-    HeaderError,
-    RunningDigest,
-    Verified,
-    combine_digests,
-    first_keys,
-    flat_view,
-    verify_segment,
-)
+from kvstore.headers import HEADER_BYTES, HeaderError
+from kvstore.keys import TAIL_COMPONENTS, Component, first_keys
 from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.sealing import PayloadRef
 from kvstore.records import SegmentDigest
+from kvstore.verification import Expected, Verified, verify_segment
 
 
 class ReadRequest(NamedTuple):

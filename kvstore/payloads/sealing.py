@@ -8,19 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.keys import (
-    MAX_SEGMENTS,
-    TAIL_COMPONENTS,
-    Buffer,
-    Component,
-    combine_digests,
-    data_key,
-    flags_of,
-    flat_view,
-    pack_header,
-    payload_digest,
-    tail_key,
-)
+from kvstore.buffers import Buffer, flat_view
+from kvstore.digests import combine_digests, payload_digest
+from kvstore.headers import MAX_SEGMENTS, flags_of, pack_header
+from kvstore.keys import TAIL_COMPONENTS, Component, data_key, tail_key
 from kvstore.records import SegmentDigest
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.backends.base import PutItem
-from kvstore.keys import Component, Expected, HeaderError, first_keys, verify_segment
+from kvstore.headers import HeaderError
+from kvstore.keys import Component, first_keys
 from kvstore.payloads.payloads import Payloads
 from kvstore.payloads.sealing import PayloadRef
+from kvstore.verification import Expected, verify_segment
 
 STRIDE = 8
 """Every so many blocks have a note, so that a shared part is found to this precision."""

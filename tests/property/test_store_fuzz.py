@@ -15,16 +15,10 @@ from google.protobuf.message import DecodeError
 from disagg import wire
 from disagg.v1 import common_pb2
 from kvstore.backends.resp import ProtocolError, ReplyError, ReplyReader
+from kvstore.digests import payload_digest
 from kvstore.errors import BlockCorrupt, LayoutDiffers, TicketInvalid
-from kvstore.keys import (
-    Component,
-    Expected,
-    Header,
-    HeaderError,
-    payload_digest,
-    tail_prefix,
-    verify_segment,
-)
+from kvstore.headers import Header, HeaderError
+from kvstore.keys import Component, tail_prefix
 from kvstore.records import SegmentDigest, decode_index, encode_index, open_record, seal_record
 from kvstore.ticket import (
     Ticket,
@@ -36,6 +30,7 @@ from kvstore.ticket import (
     encode_body,
     tail_digest,
 )
+from kvstore.verification import Expected, verify_segment
 
 FINGERPRINT, NAME = bytes(range(8)), bytes(range(32))
 PARTS = tuple(SegmentDigest(num_bytes=idx, digest=bytes([idx]) * 16) for idx in range(3))

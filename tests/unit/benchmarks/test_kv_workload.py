@@ -7,8 +7,9 @@ import os
 import pytest
 import redis
 
-import kvstore.keys
+import kvstore.digests
 import kvstore.payloads.sealing
+import kvstore.verification
 from benchmarks.kv_workload import (
     Meter,
     OurWork,
@@ -53,7 +54,8 @@ def test_digests_are_back_after_a_plain_run() -> None:
     work.put_plain()
     work.get_plain()
     assert kvstore.payloads.sealing.payload_digest is before
-    assert kvstore.keys.payload_digest is before
+    assert kvstore.digests.payload_digest is before
+    assert kvstore.verification.payload_digest is before
     with pytest.raises(kvstore.errors.BlockCorrupt):
         work.get()  # the digest in its header is the constant
 

@@ -1,8 +1,8 @@
-"""Receive buffers have the asked length and belong to their caller."""
+"""Views are flat and copy nothing; receive buffers are as long as asked and their caller's own."""
 
 import pytest
 
-from kvstore.buffers import new_buffer
+from kvstore.buffers import flat_view, new_buffer
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 64, 1 << 20])
@@ -22,3 +22,21 @@ def test_two_buffers_do_not_alias() -> None:
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(ValueError, match="-1 bytes"):
         new_buffer(-1)
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        b"abcd",
+        bytearray(b"abcd"),
+        memoryview(b"abcd").cast("I"),
+        memoryview(b"abcd").cast("B", (2, 2)),
+    ],
+)
+def test_flat_views(buffer: bytes) -> None:
+    assert bytes(flat_view(buffer)) == b"abcd"
+
+
+def test_empty_buffers_have_flat_views() -> None:
+    assert len(flat_view(b"")) == 0
+    assert len(flat_view(memoryview(bytearray()))) == 0

@@ -1,62 +1,36 @@
-"""Names and headers byte by byte, and that a reader checks every bit of a header."""
-
-import struct
-from contextlib import suppress
+"""Keys byte by byte, and that parsing gives back what a key was built from."""
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.keys import (
-    HEADER_BYTES,
-    MAX_SEGMENTS,
+    FINGERPRINT_BYTES,
+    HASH_BYTES,
+    TAIL_COMPONENTS,
     Component,
-    Expected,
-    Header,
-    HeaderError,
-    RunningDigest,
+    KeyName,
     attempt_key,
     body_key,
-    combine_digests,
     data_key,
+    data_prefix,
     first_keys,
-    flags_of,
-    flat_view,
     handoff_id_of_key,
     index_key,
     is_handoff_id,
     lease_key,
-    payload_digest,
+    parse_key,
     tail_key,
     tail_prefix,
-    unpack_header,
-    verify_segment,
 )
 
 FINGERPRINT = bytes.fromhex("0011223344556677")
 NAME = bytes(range(32))
 HANDOFF = "00112233445566778899aabbccddeeff"
-PAYLOAD = b"some payload"
 
-
-def make_header(**changes: object) -> Header:
-    values: dict[str, object] = {
-        "fingerprint": FINGERPRINT,
-        "name": NAME[:8],
-        "component": Component.KV,
-        "segment": 0,
-        "num_segments": 1,
-        "num_bytes": len(PAYLOAD),
-        "digest": payload_digest(PAYLOAD),
-        "flags": 1,
-    }
-    return Header(**{**values, **changes})  # type: ignore[arg-type]
-
-
-EXPECTED = Expected(
-    fingerprint=FINGERPRINT, name=NAME, component=Component.KV, segment=0, attempt=0
-)
+fingerprints = st.binary(min_size=FINGERPRINT_BYTES, max_size=FINGERPRINT_BYTES)
+hashes = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
+segments = st.integers(0, 4095)
 
 
 def test_the_grammar_of_keys() -> None:
@@ -102,148 +76,70 @@ def test_what_is_a_handoff_id(text: str, is_id: bool) -> None:
     assert is_handoff_id(text) is is_id
 
 
-def test_a_header_byte_by_byte() -> None:
-    header = make_header(flags=2, component=3, rank=0, segment=1, num_segments=2, attempt=5)
-    packed = header.pack()
-    assert len(packed) == HEADER_BYTES
-    assert packed[:4] == b"DKV1"
-    assert struct.unpack_from("<HH", packed, 4) == (1, 2)
-    assert packed[8:16] == FINGERPRINT
-    assert packed[16:24] == NAME[:8]
-    assert struct.unpack_from("<HHHH", packed, 24) == (3, 0, 1, 2)
-    assert struct.unpack_from("<Q", packed, 32) == (len(PAYLOAD),)
-    assert packed[40:56] == xxhash.xxh3_128(PAYLOAD).digest()
-    assert struct.unpack_from("<I", packed, 56) == (5,)
-    assert packed[60:] == bytes(4)
-    assert unpack_header(packed) == header
-
-
-@given(position=st.integers(0, HEADER_BYTES * 8 - 1))
-def test_no_bit_of_a_header_is_free(position: int) -> None:
-    value = bytearray(make_header().pack() + PAYLOAD)
-    value[position // 8] ^= 1 << position % 8
-    with pytest.raises(HeaderError):
-        verify_segment(bytes(value), EXPECTED)
-
-
-@pytest.mark.parametrize(
-    ("header", "expected", "reason"),
-    [
-        ({"fingerprint": bytes(8)}, {}, "fingerprint"),
-        ({"name": bytes(8)}, {}, "name"),
-        ({"component": Component.STATE}, {}, "component"),
-        ({"rank": 1}, {}, "rank"),
-        ({"segment": 1, "num_segments": 2}, {}, "segment"),
-        ({"attempt": 1}, {}, "attempt"),
-        ({"num_segments": 2, "flags": 0}, {"num_segments": 3}, "count"),
-        ({"num_segments": 0}, {}, "count"),
-        ({"num_segments": MAX_SEGMENTS + 1, "flags": 0}, {}, "count"),
-        ({"flags": 0}, {}, "flags"),
-        ({"num_bytes": 5}, {}, "length"),
-        ({}, {"num_bytes": 5}, "length"),
-        ({}, {"digest": bytes(16)}, "digest"),
-        ({"digest": bytes(16)}, {}, "digest"),
-    ],
-)
-def test_each_check_has_its_reason(
-    header: dict[str, object], expected: dict[str, object], reason: str
+@given(fingerprints, hashes, st.sampled_from(Component), segments)
+def test_parsing_gives_back_what_a_key_was_built_from(
+    fingerprint: bytes, name: bytes, component: Component, segment: int
 ) -> None:
-    with pytest.raises(HeaderError) as caught:
-        verify_segment(
-            make_header(**header).pack() + PAYLOAD,
-            EXPECTED._replace(**expected),  # type: ignore[arg-type]
-        )
-    assert caught.value.reason == reason
+    key = data_key(fingerprint, name, component, segment)
+    assert key.startswith(data_prefix(fingerprint))
+    assert parse_key(key) == KeyName(component.kind, fingerprint.hex(), name.hex(), segment)
+    index = index_key(fingerprint, name)
+    assert parse_key(index) == KeyName("index", fingerprint.hex(), name.hex())
 
 
-def test_a_sound_segment_gives_its_payload_without_a_copy() -> None:
-    value = bytearray(make_header().pack() + PAYLOAD)
-    found = verify_segment(value, EXPECTED)
-    assert bytes(found.payload) == PAYLOAD
-    assert (found.header, found.num_segments) == (bytes(value[:HEADER_BYTES]), 1)
-    assert found.digest == payload_digest(PAYLOAD)
-    assert found.payload.obj is value
+@given(
+    fingerprints, st.binary(min_size=16, max_size=16), st.sampled_from(TAIL_COMPONENTS), segments
+)
+def test_parsing_gives_back_the_hand_off(
+    fingerprint: bytes, handoff: bytes, component: Component, segment: int
+) -> None:
+    handoff_id = handoff.hex()
+    assert is_handoff_id(handoff_id)
+    tail = tail_key(fingerprint, handoff_id, component, segment)
+    assert parse_key(tail) == KeyName(component.kind, fingerprint.hex(), handoff_id, segment)
+    assert parse_key(body_key(handoff_id)) == KeyName("body", "", handoff_id)
+    assert parse_key(lease_key(handoff_id)) == KeyName("lease", "", handoff_id)
+    for key in (tail, body_key(handoff_id), lease_key(handoff_id)):
+        assert handoff_id_of_key(key) == handoff_id
 
 
-def test_a_value_shorter_or_longer_than_the_ticket_says_is_refused() -> None:
-    """Also when its header repeats what the ticket says."""
-    expected = EXPECTED._replace(
-        num_bytes=len(PAYLOAD), digest=payload_digest(PAYLOAD), num_segments=1
-    )
-    value = make_header().pack() + PAYLOAD
-    assert verify_segment(value, expected).payload == PAYLOAD
-    for changed in (value[:-1], value + b"x", value[:64], value[:64] + bytes(len(PAYLOAD))):
-        with pytest.raises(HeaderError):
-            verify_segment(changed, expected)
-    with pytest.raises(HeaderError) as caught:
-        verify_segment(value, expected._replace(segment=1))
-    assert caught.value.reason == "segment"
+@given(st.text())
+def test_all_of_a_request_id_is_behind_its_digest(request_id: str) -> None:
+    found = parse_key(attempt_key(request_id))
+    assert found.kind == "attempt"
+    assert is_handoff_id(found.name)  # as long and as plain as one
 
 
-def test_the_first_of_several_segments_says_how_many_there_are() -> None:
-    value = make_header(num_segments=3, flags=0).pack() + PAYLOAD
-    assert verify_segment(value, EXPECTED).num_segments == 3
-
-
-def test_a_digest_of_zeros_or_a_length_of_zero_is_checked_too() -> None:
-    empty = make_header(num_bytes=0, digest=payload_digest(b"")).pack()
-    expected = EXPECTED._replace(num_bytes=0, digest=payload_digest(b""))
-    assert verify_segment(empty, expected).payload == b""
-    with pytest.raises(HeaderError):
-        verify_segment(empty + b"x", expected)
-    longer = make_header(num_bytes=0, digest=payload_digest(b"x")).pack() + b"x"
-    with pytest.raises(HeaderError):
-        verify_segment(longer, EXPECTED._replace(num_bytes=0))
-    with pytest.raises(HeaderError):
-        verify_segment(
-            make_header(digest=bytes(16)).pack() + PAYLOAD,
-            EXPECTED._replace(digest=bytes(16)),
-        )
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_header_error_or_a_header(value: bytes) -> None:
-    with suppress(HeaderError):
-        assert unpack_header(value).pack() == value[:HEADER_BYTES]
-
-
-def test_flags_follow_from_component_and_count() -> None:
-    assert flags_of(Component.KV, 1) == 1
-    assert flags_of(Component.STATE, 2) == 0
-    assert flags_of(Component.TAIL_KV, 1) == flags_of(Component.TAIL_STATE, 9) == 2
-
-
-def test_the_digest_of_one_segment_is_that_of_the_payload() -> None:
-    one, two = payload_digest(b"1"), payload_digest(b"2")
-    assert combine_digests([one]) == one
-    assert combine_digests([one, two]) != combine_digests([two, one])
+@given(st.lists(hashes, max_size=5), fingerprints, st.sampled_from(Component))
+def test_a_chain_of_any_length_has_the_keys_of_its_blocks(
+    names: list[bytes], fingerprint: bytes, component: Component
+) -> None:
+    assert first_keys(fingerprint, component, names) == [
+        data_key(fingerprint, name, component, 0) for name in names
+    ]
 
 
 @pytest.mark.parametrize(
-    "buffer",
+    "key",
     [
-        b"abcd",
-        bytearray(b"abcd"),
-        memoryview(b"abcd").cast("I"),
-        memoryview(b"abcd").cast("B", (2, 2)),
+        b"",
+        b"dkv1",
+        b"other:h:{" + HANDOFF.encode() + b"}",
+        b"dkv1:x:{" + HANDOFF.encode() + b"}",
+        b"dkv1:0011223344556677:b:{00}:9:0:0",
+        b"dkv1:0011223344556677:b:{00}:1:1:0",
+        b"dkv1:0011223344556677:b:{00}:1:0:-1",
+        b"dkv1:0011223344556677:b:{00}:1:0",
+        b"dkv1:0011223344556677:b:{00}:1:0:0:0",
     ],
 )
-def test_flat_views(buffer: bytes) -> None:
-    assert bytes(flat_view(buffer)) == b"abcd"
+def test_what_is_not_ours_is_unknown(key: bytes) -> None:
+    assert parse_key(key) == KeyName("unknown")
 
 
-def test_empty_buffers_have_flat_views() -> None:
-    assert len(flat_view(b"")) == 0
-    assert len(flat_view(memoryview(bytearray()))) == 0
-
-
-@pytest.mark.parametrize("num_bytes", [0, 100, 600_000])
-@pytest.mark.parametrize("steps", [(), (40,), (64, 65), (10, 300_000, 500_000), (700_000,)])
-def test_a_running_digest_is_the_digest(num_bytes: int, steps: tuple[int, ...]) -> None:
-    value = memoryview(bytes(HEADER_BYTES) + b"abc" * (num_bytes // 3))
-    running = RunningDigest()
-    for _ in range(2):
-        running.begin(value)
-        for step in steps:
-            running.advance(min(step, len(value)))
-        assert running.finish(value) == payload_digest(value[HEADER_BYTES:])
+@given(st.binary(max_size=80) | st.binary(max_size=40).map(lambda rest: b"dkv1:" + rest))
+def test_any_bytes_can_be_parsed(key: bytes) -> None:
+    assert parse_key(key).kind in {
+        *(component.kind for component in Component),
+        *("index", "body", "lease", "attempt", "unknown"),
+    }

@@ -9,8 +9,9 @@ import pytest
 from kvstore import KvStore, open_store
 from kvstore.backends.keyed import KeyedBackend, read_key
 from kvstore.backends.memory import MemoryBackend
+from kvstore.digests import payload_digest
 from kvstore.errors import BlockCorrupt, LayoutDiffers
-from kvstore.keys import data_key, payload_digest
+from kvstore.keys import data_key
 from kvstore.mutation.draws import Draws
 from kvstore.mutation.world import mutate
 from tests.fakes.stores import (

@@ -20,7 +20,7 @@ from kvstore.backends.resp import (
     encode_keys,
     encode_set,
 )
-from kvstore.keys import Buffer
+from kvstore.buffers import Buffer
 
 
 class Stream:

@@ -6,10 +6,11 @@ import pytest
 
 from kvstore.backends.memory import MemoryBackend
 from kvstore.errors import StoreDown, TicketInvalid
-from kvstore.keys import Expected, HeaderError, Verified
+from kvstore.headers import HeaderError
 from kvstore.mutation.draws import Draws
 from kvstore.mutation.world import KINDS, World, mutate
 from kvstore.store import KvStore
+from kvstore.verification import Expected, Verified
 from tests.fakes.stores import ManualClock
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.keys import Component, combine_digests, payload_digest, unpack_header
+from kvstore.digests import combine_digests, payload_digest
+from kvstore.headers import unpack_header
+from kvstore.keys import Component
 from kvstore.payloads.sealing import PayloadRef, block_refs, rename, seal
 from tests.fakes.stores import FINGERPRINT, make_bytes
 
