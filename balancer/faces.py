@@ -148,6 +148,9 @@ async def serving_http(balancer: Balancer, version: str) -> AsyncIterator[str]:
         started_at=int(balancer.clock.wall()),
     )
     async with serving(
-        make_app(parts, _status(balancer, version)), settings, balancer.host.security
+        make_app(parts, _status(balancer, version)),
+        settings,
+        balancer.host.security,
+        metrics=balancer.metrics,
     ) as address:
         yield address

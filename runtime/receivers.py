@@ -27,6 +27,7 @@ Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 """Addresses of a host name; OSError if there is no answer."""
 
 _LOOK_S = 5.0
+_UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)  # of such a name, or no address of it
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,6 +54,8 @@ class Receivers:
         version: Changes when all channels should be opened anew.
         resolve: Looks a name up.
         look_s: Seconds between two looks.
+        on_look: Told how each look at a name ended: `ok`, `unknown` (the resolver has no such
+            name), `no_answer`, or `malformed`.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Receivers:
         version: Callable[[], int] = lambda: 0,
         resolve: Resolve | None = None,
         look_s: float = _LOOK_S,
+        on_look: Callable[[str], None] = lambda _outcome: None,
     ) -> None:
         self._known: dict[str, frozenset[Receiver]] = {name: frozenset() for name in names}
         self._failing: set[str] = set()
@@ -70,6 +74,7 @@ class Receivers:
         self._version = version
         self._resolve = resolve or addresses_of
         self._look_s = look_s
+        self._on_look = on_look
         self._running: dict[Receiver, asyncio.Task[None]] = {}
         self._heartbeats: dict[Receiver, Heartbeat] = {}
 
@@ -81,16 +86,9 @@ class Receivers:
     async def run(self) -> None:
         """Announces for ever; ends only by cancellation or a bug in a heartbeat."""
         async with asyncio.TaskGroup() as group:
-            while True:
-                wanted = await self._look()
-                for receiver in sorted(self.current - wanted):
-                    _log.info("receiver.gone", receiver=receiver.address)
-                    self._running.pop(receiver).cancel()
-                for receiver in sorted(wanted - self.current):
-                    _log.info("receiver.found", receiver=receiver.address)
-                    task = group.create_task(self._announce(receiver))
-                    self._running[receiver] = task
-                await asyncio.sleep(self._look_s)
+            # Each by itself: a name that is slow to resolve delays no other.
+            for name in self._known:
+                group.create_task(self._follow(name, group))
 
     def announce_now(self) -> None:
         """Sends the next announcement to everybody at once."""
@@ -103,40 +101,52 @@ class Receivers:
             try:
                 await heartbeat.run()
             finally:
-                del self._heartbeats[receiver]
+                if self._heartbeats[receiver] is heartbeat:  # or it was begun again meanwhile
+                    del self._heartbeats[receiver]
 
-    async def _look(self) -> frozenset[Receiver]:
-        for name in self._known:
+    async def _follow(self, name: str, group: asyncio.TaskGroup) -> None:
+        while True:
+            await self._look(name)
+            self._reconcile(group)
+            await asyncio.sleep(self._look_s)
+
+    def _reconcile(self, group: asyncio.TaskGroup) -> None:
+        """Ends and begins heartbeats, so that those run that are wanted now."""
+        version = self._version()
+        wanted = {
+            Receiver(receiver.address, receiver.host, version)
+            for found in self._known.values()
+            for receiver in found
+        }
+        for receiver in sorted(self.current - wanted):
+            _log.info("receiver.gone", receiver=receiver.address)
+            self._running.pop(receiver).cancel()
+        for receiver in sorted(wanted - self.current):
+            _log.info("receiver.found", receiver=receiver.address)
+            self._running[receiver] = group.create_task(self._announce(receiver))
+
+    async def _look(self, name: str) -> None:
+        host, _, port = name.rpartition(":")
+        bare = host.strip("[]")
+        if not host or not port.isdecimal() or "/" in host:
+            self._known[name] = frozenset({Receiver(name, "")})
+        elif _is_number(bare):
+            self._known[name] = frozenset({Receiver(name, bare)})
+        else:
             try:
-                found = await self._found(name)
+                numbers = await self._resolve(bare, int(port))
             except (OSError, UnicodeError) as error:  # a malformed name is no OSError
                 # Nobody is forgotten because a resolver is away.
                 if name not in self._failing:
                     _log.warning("receiver.unresolved", name=name, error=str(error))
                 self._failing.add(name)
-                found = self._known[name]
-            else:
-                self._failing.discard(name)
-            self._known[name] = found
-        version = self._version()
-        return frozenset(
-            Receiver(receiver.address, receiver.host, version)
-            for found in self._known.values()
-            for receiver in found
-        )
-
-    async def _found(self, name: str) -> frozenset[Receiver]:
-        host, _, port = name.rpartition(":")
-        if not host or not port.isdecimal() or "/" in host:
-            return frozenset({Receiver(name, "")})
-        bare = host.strip("[]")
-        if _is_number(bare):
-            return frozenset({Receiver(name, bare)})
-        numbers = await self._resolve(bare, int(port))
-        return frozenset(
-            Receiver(address_of(number, int(port)), bare)
-            for number in numbers
-        )
+                self._on_look(_cause_of(error))
+                return
+            self._failing.discard(name)
+            self._on_look("ok")
+            self._known[name] = frozenset(
+                Receiver(address_of(number, int(port)), bare) for number in numbers
+            )
 
 
 async def addresses_of(host: str, port: int) -> Iterable[str]:
@@ -157,3 +167,10 @@ def _is_number(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _cause_of(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return "malformed"
+    is_unknown = isinstance(error, socket.gaierror) and error.errno in _UNKNOWN
+    return "unknown" if is_unknown else "no_answer"

@@ -105,6 +105,15 @@ def announcer(
         names = settings.announce.balancers
         if not names:
             return []
-        return [Receivers(names, heartbeat, version=lambda: host.security.version)]
+        return [
+            Receivers(
+                names,
+                heartbeat,
+                version=lambda: host.security.version,
+                on_look=lambda outcome: host.metrics.count(
+                    "disagg_receiver_lookups_total", outcome=outcome
+                ),
+            )
+        ]
 
     return announce

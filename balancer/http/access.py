@@ -6,6 +6,8 @@ of the status page, which ask a person for one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,11 +21,16 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version"}) |
 
 
 class KeyGuard:
-    """Serves who has a key, as its tenant; tells the others what is missing."""
+    """Serves who has a key, as its tenant; tells the others what is missing.
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    Args:
+        on_refuse: Told of each of the others, with `denied`.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, on_refuse: Callable[[str], None]) -> None:
         self._app = app
         self._keys = keys
+        self._on_refuse = on_refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one call; see ASGI."""
@@ -33,6 +40,7 @@ class KeyGuard:
         try:
             tenant = self._keys.tenant_of(Headers(scope=scope).get("authorization", ""))
         except Denied as error:
+            self._on_refuse("denied")
             problem = problem_of(error)
             headers = problem.headers | {"www-authenticate": "Bearer"}
             await JSONResponse(problem.body, problem.status, headers)(scope, receive, send)

@@ -30,7 +30,7 @@ class Doorkeeper:
     Args:
         max_connections: Beyond this the oldest of them is closed for each new connection.
         head_timeout_s: How long one of them may wait.
-        on_drop: Told of each that is closed, with `slow_head` or `too_many`.
+        on_drop: Told of each that is closed, with `slow_head` or `too_many_connections`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Doorkeeper:
         """A new connection; `num_connections` counts it."""
         self.waits(connection)
         if num_connections > self._max_connections:
-            self._drop(next(iter(self._waiting)), "too_many")
+            self._drop(next(iter(self._waiting)), "too_many_connections")
 
     def waits(self, connection: Connection) -> None:
         """Its next request is awaited; no effect if it was already."""
@@ -117,11 +117,16 @@ def connections(
 
 
 class CallLimit:
-    """An ASGI application around another: so many calls at once, and pages for probes anyway."""
+    """An ASGI application around another: so many calls at once, and pages for probes anyway.
 
-    def __init__(self, app: ASGIApp, max_calls: int) -> None:
+    Args:
+        on_refuse: Told of each call beyond them, with `too_many_calls`.
+    """
+
+    def __init__(self, app: ASGIApp, max_calls: int, on_refuse: Callable[[str], None]) -> None:
         self._app = app
         self._max_calls = max_calls
+        self._on_refuse = on_refuse
         self._num_calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,6 +135,7 @@ class CallLimit:
             await self._app(scope, receive, send)
             return
         if self._num_calls >= self._max_calls:
+            self._on_refuse("too_many_calls")
             problem = problem_of(
                 Overloaded(
                     f"{self._num_calls} calls run here, the most there may be "

@@ -20,6 +20,7 @@ from balancer.http.access import KeyGuard
 from balancer.http.connections import CallLimit, connections
 from runtime.address import address_of, family_of
 from runtime.logging import get_logger
+from runtime.metrics import Metrics
 from runtime.security import NO_SECURITY, Security
 from runtime.serve import ListenError
 
@@ -42,37 +43,44 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _log_drop(why: str) -> None:
-    _log.debug("http.connection_dropped", reason=why)
-
-
 @contextlib.asynccontextmanager
 async def serving(
     app: ASGIApp,
     settings: HttpSettings,
     security: Security = NO_SECURITY,
+    *,
+    metrics: Metrics | None = None,
 ) -> AsyncIterator[str]:
     """Listens while the body runs; yields the address as host:port.
 
     Callers need a key if `security` has some; with TLS they verify its certificate, and show none
     themselves: people have keys, parts of the system certificates.
 
+    What is dropped or refused before the application sees it is told to `metrics`, by cause.
+
     Leaving the body gives the last answers `grace_s`, then cancels them.
 
     Raises:
         ListenError: The address is taken or not of this machine.
     """
+    counted = metrics or Metrics()
+
+    def refuse(cause: str) -> None:
+        counted.count("disagg_http_refused_total", cause=cause)
+        _log.debug("http.refused", cause=cause)
+
     listener, identity = _listen(settings), security.identity
     host, port = listener.getsockname()[:2]
     connection = connections(
         max_calls=settings.max_connections,
         head_timeout_s=settings.head_timeout_s,
-        on_drop=_log_drop,
+        on_drop=refuse,
     )
     config = uvicorn.Config(
         CallLimit(
-            app if security.keys is None else KeyGuard(app, security.keys),
+            app if security.keys is None else KeyGuard(app, security.keys, refuse),
             settings.max_connections,
+            refuse,
         ),
         http=cast("type[asyncio.Protocol]", connection),  # called like one
         ws="none",

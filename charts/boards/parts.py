@@ -164,6 +164,13 @@ FAILURES = Board(
                 queries={"{{reason}}": rate("disagg_admission_rejections_total", by="reason")},
             ),
             Panel(
+                title="Refused before they were calls",
+                text="Connections of the HTTP face that were dropped, and its calls that were "
+                "too many or had no key.",
+                unit="ops",
+                queries={"{{cause}}": rate("disagg_http_refused_total", by="cause")},
+            ),
+            Panel(
                 title="Tokens dropped (twice, or of an old attempt)",
                 unit="ops",
                 queries={"tokens": rate("disagg_dropped_tokens_total")},
@@ -203,6 +210,16 @@ FAILURES = Board(
                     "{{to}} {{cause}}": rate("disagg_readiness_transitions_total", by="to, cause")
                 },
             ),
+            Panel(
+                title="Names of balancers that could not be looked up",
+                text="Members go on with the addresses they had.",
+                unit="ops",
+                queries={
+                    "{{outcome}}": rate(
+                        "disagg_receiver_lookups_total", by="outcome", where='outcome!="ok"'
+                    )
+                },
+            ),
         ),
         "Processes": (
             Panel(
@@ -221,6 +238,11 @@ FAILURES = Board(
                     )
                     + NONE
                 },
+            ),
+            Panel(
+                title="Scrapes without an answer",
+                unit="ops",
+                queries={"{{cause}}": rate("disagg_scrapes_dropped_total", by="cause")},
             ),
             Panel(
                 title="Days until the first certificate ends",

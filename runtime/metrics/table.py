@@ -2,12 +2,14 @@
 
 Names are public: changing one breaks dashboards, so the dashboards, the rules and this table are
 held together by tests. A row is exported with its known label values at zero from the start, so
-that a rate exists before the first event. Names of vLLM are in `aliases`.
+that a rate exists before the first event. Rows that any process may have are in `processes`, names
+of vLLM in `aliases`.
 """
 
 from __future__ import annotations
 
 from runtime.metrics.aliases import ALIAS_ROWS
+from runtime.metrics.processes import PROCESS_ROWS
 from runtime.metrics.rows import (
     BALANCER,
     BYTE_BUCKETS,
@@ -393,96 +395,12 @@ _STORE_ROWS: tuple[Metric, ...] = (
     ),
 )
 
-_PROCESSES: tuple[Metric, ...] = (
-    histogram(
-        "rpc_server_call_duration_seconds",
-        "Calls served.",
-        TTFT_BUCKETS,
-        *("rpc_method", "rpc_response_status_code"),
-        roles=SERVING,
-        has_exemplars=True,
-    ),
-    histogram(
-        "rpc_client_call_duration_seconds",
-        "Calls made to members.",
-        TTFT_BUCKETS,
-        *("rpc_method", "rpc_response_status_code"),
-        roles=(BALANCER,),
-        has_exemplars=True,
-    ),
-    histogram(
-        "http_server_request_duration_seconds",
-        "HTTP calls served.",
-        TTFT_BUCKETS,
-        *("http_request_method", "http_route", "http_response_status_code"),
-        roles=(BALANCER,),
-        has_exemplars=True,
-    ),
-    counter(
-        "disagg_http_unknown_fields_total",
-        "Fields of bodies without a meaning.",
-        "field",
-        roles=(BALANCER,),
-    ),
-    counter(
-        "disagg_internal_errors_total",
-        "Exceptions nobody translated.",
-        "method",
-        roles=SERVING,
-        known={"method": ("",)},
-    ),
-    counter(
-        "disagg_scrapes_dropped_total",
-        "Callers of this page that got no answer: late, pushed out by newer ones, gone, or while "
-        "an earlier answer was not ready.",
-        "cause",
-        roles=(*SERVING, STORE),
-        known={"cause": ("slow", "too_many", "left", "busy")},
-    ),
-    counter(
-        "disagg_readiness_transitions_total",
-        "Changes of readiness.",
-        *("to", "cause"),
-        roles=SERVING,
-    ),
-    histogram(
-        "disagg_event_loop_delay_seconds",
-        "How much later than asked for the event loop wakes up.",
-        STORE_BUCKETS,
-        "role",
-        roles=SERVING,
-    ),
-    counter(
-        "disagg_stream_messages_total", "Messages of streams that were sent.", "role", roles=SERVING
-    ),
-    gauge("disagg_worker_ready", "1 while this process takes new work.", "role", roles=SERVING),
-    gauge("disagg_draining", "1 while this process drains.", "role", roles=SERVING),
-    gauge(
-        "disagg_secret_reload_success",
-        "0 while a file with a secret could not be read again.",
-        *("role", "secret"),
-        roles=(),
-    ),
-    gauge(
-        "disagg_tls_cert_expiry_timestamp_seconds",
-        "When the first of the certificates in use ends, in seconds since 1970.",
-        "role",
-        roles=(),
-    ),
-    gauge(
-        "disagg_build_info",
-        "Always 1.",
-        *("role", "version", "revision", "fingerprint"),
-        roles=(*SERVING, STORE),
-    ),
-)
-
 TABLE: tuple[Metric, ...] = (
     *_REQUESTS,
     *_PLACEMENT,
     *_ENGINES,
     *_HANDOFFS,
     *_STORE_ROWS,
-    *_PROCESSES,
+    *PROCESS_ROWS,
     *ALIAS_ROWS,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -20,6 +22,7 @@ class Resolver:
 
     def __init__(self, **hosts: set[str]) -> None:
         self.hosts = hosts
+        self.silent: set[str] = set()
         self.looks = 0
 
     async def __call__(self, host: str, port: int) -> set[str]:
@@ -28,7 +31,9 @@ class Resolver:
         if ".." in host:
             raise UnicodeError("label empty")  # as getaddrinfo does
         if host not in self.hosts:
-            raise OSError(f"{host} is unknown")
+            raise socket.gaierror(socket.EAI_NONAME, f"{host} is unknown")
+        if host in self.silent:
+            raise socket.gaierror(socket.EAI_AGAIN, "no server answers")
         return self.hosts[host]
 
 
@@ -38,6 +43,7 @@ class Post:
     def __init__(self) -> None:
         self.beats: list[str] = []
         self.open: set[Receiver] = set()
+        self.looks: Counter[str] = Counter()
 
     @asynccontextmanager
     async def heartbeat(self, receiver: Receiver) -> AsyncIterator[Heartbeat]:
@@ -57,7 +63,14 @@ async def announcing(
     names: list[str], resolver: Resolver, version: Callable[[], int] = lambda: 0
 ) -> AsyncIterator[tuple[Receivers, Post]]:
     post = Post()
-    receivers = Receivers(names, post.heartbeat, version=version, resolve=resolver, look_s=0.001)
+    receivers = Receivers(
+        names,
+        post.heartbeat,
+        version=version,
+        resolve=resolver,
+        look_s=0.001,
+        on_look=lambda outcome: post.looks.update([outcome]),
+    )
     async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
         task = group.create_task(receivers.run())
         yield receivers, post
@@ -103,6 +116,35 @@ async def test_nobody_is_forgotten_while_a_resolver_is_away() -> None:
             await addresses_of("a..b", 1)
         resolver.hosts |= {"lb": set(), "late": {"fd00::1"}}
         await until(lambda: addresses(post) == {"[fd00::1]:2"})
+
+
+async def test_each_look_at_a_name_is_told_by_how_it_ended() -> None:
+    resolver = Resolver(lb={"10.0.0.1"}, away={"10.0.0.2"})
+    resolver.silent = {"away"}
+    names = ["lb:1", "127.0.0.1:2", "late:3", "away:4", "a..b:5"]
+    async with announcing(names, resolver) as (_, post):
+        await until(lambda: post.looks["ok"] > 3)
+        assert set(post.looks) == {"ok", "unknown", "no_answer", "malformed"}
+        assert max(post.looks.values()) - min(post.looks.values()) <= 1  # each at every look
+        resolver.silent = set()
+        await until(lambda: post.looks["ok"] > 2 * post.looks["no_answer"])
+        assert addresses(post) == {"10.0.0.1:1", "127.0.0.1:2", "10.0.0.2:4"}
+
+
+async def test_a_name_that_is_slow_to_resolve_delays_no_other() -> None:
+    release = asyncio.Event()
+
+    class Slow(Resolver):
+        async def __call__(self, host: str, port: int) -> set[str]:
+            if host == "slow":
+                await release.wait()
+            return await super().__call__(host, port)
+
+    resolver = Slow(slow={"10.0.0.1"}, lb={"10.0.0.2"})
+    async with announcing(["slow:1", "lb:2"], resolver) as (_, post):
+        await until(lambda: addresses(post) == {"10.0.0.2:2"})
+        release.set()
+        await until(lambda: len(post.open) == 2)
 
 
 async def test_numbers_and_other_targets_are_taken_as_they_are() -> None:

@@ -38,6 +38,8 @@ async def test_keys_open_the_doors_and_name_the_tenant(tmp_path: Path) -> None:
             assert refused.headers["www-authenticate"] == "Bearer"
             assert refused.json()["error"]["code"] == "invalid_api_key"
         assert (await client.get("/v1/models")).status_code == 401
+        metrics = door.balancer.metrics
+        assert metrics.value("disagg_http_refused_total", cause="denied") == 3
         assert door.prefills[0].calls == []
         salted = BODY | {"cache_salt": "own"}
         for body, tenant in ((BODY, "a"), (salted, "b")):

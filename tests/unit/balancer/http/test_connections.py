@@ -13,8 +13,10 @@ from starlette.types import Receive, Scope, Send
 from balancer.config import HttpSettings
 from balancer.http.connections import CallLimit
 from balancer.http.server import serving
+from runtime.metrics import Metrics
 
 pytestmark = pytest.mark.medium
+REFUSED = "disagg_http_refused_total"
 HALF = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -24,10 +26,12 @@ async def hello(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def served(**settings: float) -> AsyncIterator[tuple[str, int]]:
-    async with serving(hello, HttpSettings.model_validate({"port": 0, **settings})) as address:
+async def served(**settings: float) -> AsyncIterator[tuple[str, int, Metrics]]:
+    metrics = Metrics(role="balancer")
+    made = HttpSettings.model_validate({"port": 0, **settings})
+    async with serving(hello, made, metrics=metrics) as address:
         host, port = address.split(":")
-        yield host, int(port)
+        yield host, int(port), metrics
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
@@ -39,7 +43,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
-    async with served(head_timeout_s=0.05) as (host, port):
+    async with served(head_timeout_s=0.05) as (host, port, metrics):
         for first in (b"", HALF, HALF + b"\r\n"):
             reader, writer = await asyncio.open_connection(host, port)
             writer.write(first)
@@ -50,10 +54,11 @@ async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
                 await reader.read(64)  # the end of the chunked answer
             assert await is_closed(reader)
             writer.close()
+        assert metrics.value(REFUSED, cause="slow_head") == metrics.value(REFUSED) == 3
 
 
 async def test_sockets_that_trickle_push_one_another_out() -> None:
-    async with served(max_connections=1, head_timeout_s=60.0) as (host, port):
+    async with served(max_connections=1, head_timeout_s=60.0) as (host, port, metrics):
         opened = [await asyncio.open_connection(host, port) for _ in range(40)]
         for _, writer in opened:
             writer.write(HALF)
@@ -63,6 +68,8 @@ async def test_sockets_that_trickle_push_one_another_out() -> None:
         assert await is_closed(opened[0][0])
         for _, writer in opened:
             writer.close()
+        # 33 may be there: one for the call that is allowed and 32 for probes.
+        assert metrics.value(REFUSED, cause="too_many_connections") == 40 + 1 - 33
 
 
 async def test_calls_beyond_the_bound_are_told_to_come_later_and_probes_are_served() -> None:
@@ -73,9 +80,9 @@ async def test_calls_beyond_the_bound_are_told_to_come_later_and_probes_are_serv
             await release.wait()
         await hello(scope, receive, send)
 
-    settings = HttpSettings(port=0, max_connections=1)
+    settings, metrics = HttpSettings(port=0, max_connections=1), Metrics(role="balancer")
     async with (
-        serving(slow, settings) as address,
+        serving(slow, settings, metrics=metrics) as address,
         httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as client,
     ):
         running = asyncio.create_task(client.get("/slow"))
@@ -83,6 +90,7 @@ async def test_calls_beyond_the_bound_are_told_to_come_later_and_probes_are_serv
             refused = await client.get("/v1/models")
             if refused.status_code != 200:
                 break
+        assert metrics.value(REFUSED, cause="too_many_calls") == 1
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "http.max_connections" in refused.json()["error"]["message"]
         assert (await client.get("/health")).status_code == 200
@@ -100,5 +108,6 @@ async def test_what_is_no_call_passes() -> None:
     async def nothing(*_: object) -> None:
         raise AssertionError("nothing is received or sent")
 
-    await CallLimit(app, 0)({"type": "lifespan"}, nothing, nothing)
-    assert seen == ["lifespan"]
+    refused: list[str] = []
+    await CallLimit(app, 0, refused.append)({"type": "lifespan"}, nothing, nothing)
+    assert (seen, refused) == (["lifespan"], [])
