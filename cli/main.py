@@ -30,6 +30,7 @@ from cli.errors import CommandError
 from cli.local.signals import interruptible
 from cli.planning import ledger, plan, simulate, topology
 from runtime.errors import ExitCode
+from runtime.masking import MaskingParser
 
 _COMMANDS = (
     up,
@@ -53,7 +54,7 @@ _COMMANDS = (
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands."""
-    parser = argparse.ArgumentParser(
+    parser = MaskingParser(
         prog="disagg",
         description="Disaggregated prefill and decode serving of DeepSeek-V4-class models.",
         epilog="example:  disagg demo",

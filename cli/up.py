@@ -12,6 +12,7 @@ from cli.local import signals
 from cli.local.topology import add_system_flags, topology_of
 from cli.output import say, show, show_json, table
 from runtime.errors import ExitCode
+from runtime.masking import mask_url
 
 _LOOK_S = 0.5
 
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
                     "address": system.address,
                     **http,
                     **traces,
-                    "store": system.store_url,
+                    "store": mask_url(system.store_url),
                     "logs": str(system.directory),
                     "processes": processes,
                 }

@@ -39,6 +39,11 @@ the janitor tells one whose lease and body were evicted from one whose commit is
 INTEGRITIES = ("xxh3", "blake3-keyed")
 
 
+_WAY_OUT = (
+    "write / ? # @ [ ] in a password as %2F %3F %23 %40 %5B %5D, or name a file by ?password_file="
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreConfig:
     """How one process uses the store.
@@ -173,12 +178,18 @@ def parse_url(url: str) -> StoreUrl:
     Raises:
         StoreUrlError: Unknown scheme, missing host or path, bad port or database.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its message may show the password
+        raise StoreUrlError(
+            f"store URL has a host that is none, or brackets in the wrong place; {_WAY_OUT}"
+        ) from None
     if parts.scheme not in SCHEMES:
         raise StoreUrlError(
             f"store URL has scheme {parts.scheme!r}, known are {', '.join(SCHEMES)}; "
             "for example unix:///run/valkey.sock or redis://127.0.0.1:6379"
         )
+    _require_whole(url, parts)
     files, number = _query(parts.query)
     if parts.scheme == "memory":
         return StoreUrl(scheme="memory", files=files)
@@ -215,6 +226,19 @@ def parse_url(url: str) -> StoreUrl:
         password=password,
         files=files,
     )
+
+
+def _require_whole(url: str, parts: SplitResult) -> None:
+    """Refuses a URL whose parts are not what they seem, before a message shows one of them.
+
+    A password with a `/`, `?` or `#` in it ends the host there, and the rest of it would stand in
+    messages as a path or a database.
+    """
+    if "#" in url:
+        raise StoreUrlError(f"store URL has a # in it, which means nothing here; {_WAY_OUT}")
+    has_server = parts.scheme not in ("memory", "file", "unix")
+    if has_server and "@" in parts.path + parts.query.partition("=")[0]:
+        raise StoreUrlError(f"store URL has an @ behind its host; {_WAY_OUT}")
 
 
 def with_files(config: KvStoreConfig, url: StoreUrl) -> KvStoreConfig:
@@ -271,8 +295,9 @@ def _query(query: str) -> tuple[tuple[tuple[str, str], ...], str]:
         elif name in _FILE_SETTINGS and value:
             files.append((name, value))
         else:
-            known = ", ".join(("db", *_FILE_SETTINGS))
-            raise StoreUrlError(f"store URL says {name}={value!r}, known are {known}")
+            known = ", ".join(("db", *_FILE_SETTINGS))  # the value may be a secret
+            what = "without a value" if name in _FILE_SETTINGS else "which is unknown"
+            raise StoreUrlError(f"store URL says {name}=, {what}; known are {known}")
     return tuple(files), number
 
 

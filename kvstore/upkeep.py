@@ -27,6 +27,7 @@ from runtime.build import tell_build
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import Form, Level, configure_logging
+from runtime.masking import mask_url
 from runtime.metrics import Metrics
 from runtime.metrics.page import MetricsSettings, PageError, serving_page
 from runtime.rank import installed_version
@@ -174,7 +175,7 @@ def run(settings: UpkeepSettings, stop: threading.Event) -> None:
         metrics = Metrics(role=ROLE, with_aliases=settings.metrics.vllm_aliases)
         tell_build(metrics, role=ROLE, version=installed_version("disagg"))
         page = stack.enter_context(serving_page(metrics, settings.metrics))
-        told = {"store": url, **({"metrics": page} if page else {})}
+        told = {"store": mask_url(url), **({"metrics": page} if page else {})}
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
         keep(store, stop, interval_s=settings.janitor.interval_s, metrics=metrics, check=check)

@@ -15,13 +15,13 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.contextvars import bound_contextvars, merge_contextvars
 
+from runtime.masking import MASK, mask_text
 from runtime.telemetry import current
 
 Level = Literal["debug", "info", "warning", "error"]
 Form = Literal["json", "console"]
 
 SECRET_KEYS = frozenset({"authorization", "cookie", "x-api-key", "password", "token", "secret"})
-REDACTED = "***"
 
 # structlog's own type of a record; values are whatever the caller logs.
 Record = MutableMapping[str, Any]
@@ -71,7 +71,7 @@ def configure_logging(
         frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         tail.append(structlog.processors.ExceptionRenderer(frames))
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared, processors=[*tail, renderer]
+        foreign_pre_chain=shared, processors=[*tail, renderer, mask]
     )
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
@@ -103,8 +103,13 @@ def redact(_logger: object, _method: str, record: Record) -> Record:
     """Replace the values of keys that name secrets; a structlog processor."""
     for key in record:
         if key.lower() in SECRET_KEYS:
-            record[key] = REDACTED
+            record[key] = MASK
     return record
+
+
+def mask(_logger: object, _method: str, line: Any) -> str:  # Any: structlog calls it a record
+    """Replaces passwords in URLs in a rendered line, exceptions and all; a structlog processor."""
+    return mask_text(line)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

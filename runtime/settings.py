@@ -30,10 +30,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from runtime.errors import ExitCode
+from runtime.masking import MASK, MaskingParser, mask_text, mask_url
 
 ENVIRONMENT_PREFIX = "DISAGG_"
 CONFIG_VARIABLE = "DISAGG_CONFIG"
-MASK = "***"
 
 
 class Settings(BaseModel):
@@ -195,6 +195,11 @@ def variables_of(prefix: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this process, with variables of a child that it starts."""
+    return {**os.environ, **variables}
+
+
 def add_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
     """Add one flag per setting, and `--config FILE`; read them back with `flag_values`."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML or JSON")
@@ -236,7 +241,7 @@ def load_process(
         check: Raises SettingsError for what only several values together, or variables of others,
             show to be wrong.
     """
-    parser = argparse.ArgumentParser(
+    parser = MaskingParser(
         prog=prog,
         description=description,
         epilog=f"example:  {example}" if example else None,
@@ -257,7 +262,7 @@ def load_process(
             check(loaded.value)
     except SettingsError as error:
         for problem in error.problems:
-            sys.stderr.write(f"{prog}: {problem}\n")
+            sys.stderr.write(f"{prog}: {mask_text(problem)}\n")
         raise SystemExit(int(ExitCode.CONFIGURATION)) from error
     if namespace.check_config:
         raise SystemExit(int(ExitCode.OK))
@@ -380,5 +385,4 @@ def _get(value: object, path: tuple[str, ...]) -> object:
 def _masked(value: object) -> str:
     if isinstance(value, SecretStr):
         return MASK
-    # A password in a URL is a secret wherever the URL stands.
-    return re.sub(r"(?<=://)([^/@:\s]*):[^/@\s]+@", rf"\1:{MASK}@", str(value))
+    return mask_url(value) if isinstance(value, str) else mask_text(str(value))

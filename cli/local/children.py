@@ -12,12 +12,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from cli.errors import CommandError
 from runtime.errors import ExitCode
+from runtime.settings import environment_with
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES = 12
@@ -30,9 +31,17 @@ class Child:
         name: How people call it; also the name of its log file.
         arguments: Module and its flags.
         directory: Where its output goes: NAME.log and NAME.out.
+        variables: Of its environment, beside those of this process; for what the table of
+            processes should not show to everybody on the machine.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], directory: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        directory: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
         self.out = directory / f"{name}.out"
@@ -45,6 +54,7 @@ class Child:
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
+                env=environment_with(variables or {}),
             )
 
     @property

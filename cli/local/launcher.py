@@ -24,6 +24,7 @@ from cli.local.topology import Side, Topology
 from cli.output import plural, say
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
+from runtime.masking import mask_url
 
 if TYPE_CHECKING:
     from kvstore.embedded import EmbeddedStore
@@ -38,6 +39,8 @@ _STOP_COLLECTOR_S = 5.0
 _BALANCER_START_S = 60.0
 _STORE_ANSWER_S = 5.0
 _EXPORT_INTERVAL_S = 0.2
+STORE_VARIABLE = "DISAGG_STORE__URL"
+"""What tells every part the setting `store.url`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +89,7 @@ class System:
             self._require_store()
         else:
             self._start_store(cleanup)
-        self._keep_store(cleanup)
-        model = ["--model", str(self.topology.model), "--store", self.store_url]
+        model = ["--model", str(self.topology.model)]
         model += ["--metrics-port", "0"]
         if self.topology.has_traces:
             model += self._start_collector()
@@ -119,6 +121,8 @@ class System:
                 "--balancer",
                 self.address,
             )
+        # Behind the last child: it has threads, and a fork is safe without any.
+        self._keep_store(cleanup)
         self._wait_until_ready()
 
     def check(self) -> None:
@@ -144,7 +148,7 @@ class System:
             Row(
                 role="store",
                 name="",
-                address=self.store_url,
+                address=mask_url(self.store_url),
                 state="ready",
                 pid=store_pid,
                 metrics=self.metrics_addresses["store"],
@@ -267,7 +271,8 @@ class System:
             raise CommandError(str(error), ExitCode.CONFIGURATION) from error
 
     def _child(self, name: str, module: str, *flags: str) -> Child:
-        child = Child(name, [module, *flags], self.directory)
+        store = {STORE_VARIABLE: self.store_url}  # it may hold a password
+        child = Child(name, [module, *flags], self.directory, store)
         self.children.append(child)
         return child
 

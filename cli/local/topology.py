@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from cli.errors import usage
 from runtime.bundled import MODEL, default_model
+from runtime.masking import mask_url
 
 if TYPE_CHECKING:
     from engine.config import EngineRole
@@ -157,10 +157,10 @@ def topology_of(options: argparse.Namespace, *, model: Path | None = None) -> To
     if http_port is not None and not 0 <= http_port <= _MAX_PORT:
         raise usage(f"--http {http_port}: give a port, 1 to {_MAX_PORT}, or 0 for a free one")
     store_url: str | None = getattr(options, "store", None)
-    if store_url is not None and urlsplit(store_url).scheme == "memory":
+    if store_url is not None and store_url.startswith("memory:"):
         raise usage(
-            f"--store {store_url}: each process would have a memory of its own; leave --store out "
-            "for a private store, or give the URL of one, e.g. redis://127.0.0.1:6379"
+            f"--store {mask_url(store_url)}: each process would have a memory of its own; leave "
+            "--store out for a private store, or give the URL of one, e.g. redis://127.0.0.1:6379"
         )
     check_extras(options)
     directory = model or options.model

@@ -51,10 +51,12 @@ def test_it_shows_the_system_and_stops_when_asked(
 
 
 def test_json_is_one_object(system: FakeSystem, capsys: pytest.CaptureFixture[str]) -> None:
+    system.store_url = "redis://u:secret@h"
     interrupt(signal.SIGINT)
     assert main(["up", "--model", MODEL, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["address"] == "127.0.0.1:1"
+    assert value["store"] == "redis://u:***@h"
     assert "http" not in value
     assert [row["role"] for row in value["processes"]] == ["store", "decode"]
 

@@ -62,12 +62,39 @@ def test_secrets_stay_out_of_texts() -> None:
 @pytest.mark.parametrize(
     "url",
     [
+        "redis://u:top/secret@h",
+        "redis://u:12/secret@h",
+        "redis://u:12?secret@h",
+        "redis://u:12?secret@h=1",
+        "redis://u:12#secret@h",
+        "redis://u:12/secret#x@h",
+        "redis+sentinel://u:top/secret@one,two/kv",
+        "rediss+cluster://u:12/secret@h",
+        "redis://u:secret[x@h",
+        "redis://u:\u2100secret@h",
+        "redis://h?password=secret",
+        "memory://?password=secret",
+    ],
+)
+def test_no_message_shows_a_piece_of_a_password(url: str) -> None:
+    with pytest.raises(StoreUrlError) as caught:
+        parse_url(url)
+    assert "secret" not in str(caught.value)
+    assert "top" not in str(caught.value)
+    assert "password" in str(caught.value)  # and the way out
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
         "",
         "http://host",
         "/run/store.sock",
         "unix://",
         "redis://",
         "redis://host:port",
+        "redis://[::1",
+        "redis://host#",
         "redis://host:99999",
         "redis://host/x",
         "unix:///a?db=-1",

@@ -120,6 +120,12 @@ def test_the_end_of_the_private_server_is_the_end_of_the_process(
         run(settings, Ending(9))
 
 
+def test_the_store_is_named_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = UpkeepSettings.model_validate({"server": {"url": "memory://me:secret@"}})
+    run(settings, Rounds(1))
+    assert json.loads(capsys.readouterr().out) == {"store": "memory://me:***@"}
+
+
 def test_settings_have_defaults() -> None:
     assert UpkeepSettings().janitor.interval_s == 5.0
 

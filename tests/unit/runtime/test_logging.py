@@ -122,3 +122,19 @@ def test_every_line_of_a_recorded_request_names_its_trace(stream: io.StringIO) -
         assert record["trace_id"] == f"{lookup.context.trace_id:032x}"
         assert record["span_id"] == f"{lookup.context.span_id:016x}"
     assert all("trace_id" not in record for record in others)
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_password_in_a_url_stays_out_of_values_and_exceptions(
+    form: Form, stream: io.StringIO
+) -> None:
+    configure_logging(stream=stream, form=form)
+    url = "redis://me:secret@h:1"
+    get_logger("x").warning("store.gone", url=url)
+    try:
+        raise ValueError(f"no answer of {url}")
+    except ValueError:
+        logging.getLogger("kvstore").exception("a round failed")
+    text = stream.getvalue()
+    assert "secret" not in text
+    assert text.count("redis://me:***@h:1") == 2

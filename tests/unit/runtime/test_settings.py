@@ -8,7 +8,14 @@ import pytest
 from pydantic import SecretStr, model_validator
 
 from runtime import settings as module
-from runtime.settings import Settings, SettingsError, load, load_process, setting
+from runtime.settings import (
+    Settings,
+    SettingsError,
+    environment_with,
+    load,
+    load_process,
+    setting,
+)
 
 
 class Store(Settings):
@@ -230,3 +237,10 @@ def test_help_tells_every_flag_with_its_default(capsys: pytest.CaptureFixture[st
     assert "connections (default 4)" in text
     assert "directory (required)" in text
     assert text.endswith("example: decode --model DIR")
+
+
+def test_a_child_gets_what_this_process_has_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISAGG_STORE__URL", "unix:///mine")
+    monkeypatch.setenv("OTHER", "kept")
+    found = environment_with({"DISAGG_STORE__URL": "unix:///its"})
+    assert (found["DISAGG_STORE__URL"], found["OTHER"]) == ("unix:///its", "kept")

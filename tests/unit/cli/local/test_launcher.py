@@ -49,10 +49,11 @@ stop.wait()
 server.stop(0).wait()
 """
 MEMBER = """
-import pathlib, signal, sys, threading
+import os, pathlib, signal, sys, threading
 import grpc
 from disagg.v1 import membership_pb2 as pb, membership_pb2_grpc as rpc
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+pathlib.Path(__file__).with_name("store.txt").write_text(os.environ["DISAGG_STORE__URL"])
 pathlib.Path(__file__).with_name("flags.txt").write_text(repr(sorted(flags.items())))
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -102,7 +103,7 @@ TOPOLOGY = Topology(
     model=Path("m"),
     prefill_ranks=1,
     decode_ranks=3,
-    store_url="memory://",
+    store_url="memory://me:secret@",
     kv_quantisers="off",
     redundant=2,
     rebalance_after=7,
@@ -122,11 +123,13 @@ def test_a_system_comes_up_and_leaves_nothing(
             ("prefill", "prefill-0-0"),
             *(("decode", f"decode-0-{rank}") for rank in range(3)),
         }
-        assert rows["store", ""].address == "memory://"
+        assert rows["store", ""].address == "memory://me:***@"
         flags = (parts / "decode_service" / "flags.txt").read_text()
         assert "('--ranks', '3')" in flags
         assert "('--events-endpoint', '')" in flags
-        assert "('--store', 'memory://')" in flags
+        # The table of processes shows flags to everybody, the environment to nobody.
+        assert "secret" not in flags
+        assert (parts / "decode_service" / "store.txt").read_text() == "memory://me:secret@"
         assert "('--model-kv-quantisers', 'off')" in flags
         assert "('--engine-min-redundant', '2')" in flags
         assert "('--engine-rebalance-interval-steps', '7')" in flags

@@ -60,6 +60,7 @@ def test_layouts_of_engines_with_several_ranks() -> None:
 REFUSED = [
     (["--http", "65536"], "--http 65536: give a port, 1 to 65535, or 0"),
     (["--store", "memory://"], "--store memory://: each process would have a memory of its own"),
+    (["--store", "memory://u:p@"], "--store memory://u:***@: each process"),
     (["--redundant", "-1"], "--redundant -1: give 0 or more experts"),
     (
         ["--redundant", "17"],
