@@ -45,7 +45,8 @@ from engine.request import (
     TokenOut,
 )
 from engine.sampler import BadLogits, Sampled, SampleRow, sample
-from engine.scheduler import Row, Schedule, Scheduler
+from engine.schedule import Row, Schedule
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.state_mover import StateMover
 from engine.statistics import EngineStatistics, ExpertMoves

@@ -10,7 +10,7 @@ from engine.block_manager import BlockManager
 from engine.config import CacheSize
 from engine.handoff import SequenceImage
 from engine.plan import Runner
-from engine.scheduler import Preemption
+from engine.schedule import Preemption
 from engine.sequence import Sequence
 
 

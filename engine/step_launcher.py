@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from engine.plan import Runner, StepPlan, StepResult
-from engine.scheduler import Row
+from engine.schedule import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from engine.request import (
     SamplingParams,
     TokenOut,
 )
-from engine.scheduler import Preemption, Row, Schedule
+from engine.schedule import Preemption, Row, Schedule
 from tests.fakes.toy_engine import (
     BLOCK,
     assert_empty,
@@ -215,7 +215,7 @@ def test_state_of_a_sequence_that_ended_meanwhile_is_not_moved() -> None:
     engine, runner = make_engine(late_scheduling=True)
     engine.add(request("a", 5, max_tokens=2))
     engine.step()
-    (ended,) = engine._scheduler._running
+    (ended,) = engine._scheduler._queues.running
     drain(engine)
     runner.fail_export = runner.fail_import = RuntimeError("its pages are somebody else's")
     schedule = Schedule(

@@ -12,7 +12,8 @@ from engine.kv_connector import InMemoryExport
 from engine.parallel.rows.zigzag import split_rows
 from engine.plan import StepKind
 from engine.request import EngineRequest, PoolFull, SamplingParams, SequenceStatus
-from engine.scheduler import Demand, Schedule, Scheduler
+from engine.schedule import Demand, Schedule
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
 BLOCK = 4
@@ -138,7 +139,7 @@ def test_admission_leaves_a_page_for_everyone_who_can_still_grow() -> None:
     add(other, "b", 8, max_tokens=9)
     assert not other.demand().wants_prefill
     # Without growth there is nothing to leave room for.
-    other.finish(other._waiting[0], SequenceStatus.ABORTED)
+    other.finish(other._queues.waiting[0], SequenceStatus.ABORTED)
     add(other, "c", 8, max_tokens=1)
     assert other.demand().wants_prefill
 
@@ -163,7 +164,7 @@ def test_the_victim_is_the_last_to_arrive_and_comes_back_first() -> None:
     assert preempted.num_computed == b.num_tokens - 1
     assert len(preempted.block_table) == len(set(preempted.block_table))
     assert scheduler.num_preemptions == 1
-    assert [s.request_id for s in scheduler._waiting] == ["b", "c"]
+    assert [s.request_id for s in scheduler._queues.waiting] == ["b", "c"]
     scheduler.finish(a, SequenceStatus.FINISHED)
     assert names(run(scheduler, D)) == [("b", 1)]
     assert b.status is SequenceStatus.DECODING
@@ -235,7 +236,7 @@ def test_a_demand_is_kept_by_the_step_it_brings() -> None:
             assert names(run(scheduler, P))
         elif demand.has_decode_rows:
             assert names(run(scheduler, D))
-        for sequence in list(scheduler._running):
+        for sequence in list(scheduler._queues.running):
             if sequence.num_generated >= 6:
                 scheduler.finish(sequence, SequenceStatus.FINISHED)
     assert scheduler.num_running == scheduler.num_waiting == 0
@@ -267,7 +268,7 @@ def test_no_step_has_more_rows_than_were_announced(
         assert found <= announced
         if pages == 200:
             assert found == announced
-        for sequence in list(scheduler._running):
+        for sequence in list(scheduler._queues.running):
             if sequence.num_generated >= sequence.request.sampling.max_tokens:
                 scheduler.finish(sequence, SequenceStatus.FINISHED)
     assert not scheduler.demand().is_unfinished
@@ -284,22 +285,13 @@ def test_paused_sequences_bring_no_rows_and_no_demand() -> None:
     assert names(run(scheduler, D)) == []
 
 
-@pytest.mark.parametrize(
-    ("length", "max_tokens", "first_only", "fits"),
-    [(80, 1, False, True), (81, 1, False, False), (60, 21, False, True), (60, 22, False, False),
-     (80, 99, True, True), (81, 0, True, False)],
-)  # fmt: skip
-def test_what_fits_alone_is_exact(
-    length: int, max_tokens: int, first_only: bool, fits: bool
-) -> None:
+def test_what_does_not_fit_alone_is_not_queued() -> None:
     scheduler = make(pages=20)
-    if fits:
-        add(scheduler, "a", length, max_tokens, stop_after_first=first_only)
-        assert scheduler.demand().is_unfinished
-    else:
-        with pytest.raises(PoolFull, match="the pool holds 80 in all"):
-            add(scheduler, "a", length, max_tokens, stop_after_first=first_only)
-        assert scheduler.num_waiting == 0
+    with pytest.raises(PoolFull, match="the pool holds 80 in all"):
+        add(scheduler, "a", 81, 1)
+    assert scheduler.num_waiting == 0
+    add(scheduler, "a", 80, 1)
+    assert scheduler.demand().is_unfinished
 
 
 def test_reservations_count_what_is_queued_and_keep_their_place() -> None:
@@ -309,7 +301,7 @@ def test_reservations_count_what_is_queued_and_keep_their_place() -> None:
     assert scheduler.try_reserve("r", 24)
     add(scheduler, "after", 4, max_tokens=1)
     mine = add(scheduler, "mine", 24, max_tokens=1, reservation_id="r")
-    assert [s.request_id for s in scheduler._waiting] == ["queued", "mine", "after"]
+    assert [s.request_id for s in scheduler._queues.waiting] == ["queued", "mine", "after"]
     assert mine.arrival_idx == 2
     assert not scheduler.release_reservation("r")
 
@@ -450,8 +442,3 @@ def test_a_replay_is_marked_until_its_end_and_a_state_there_can_be_wanted() -> N
         for row in schedule.rows:
             scheduler.complete(row)
     assert marks == [(3, 6, 3, 8), (6, 8, 3, 8), (8, 11, 0, 0), (11, 12, 0, 0), (12, 14, 0, 0)]
-
-
-def test_states_behind_an_image_with_its_own_begin_after_it() -> None:
-    export = InMemoryExport(BLOCK, state_every_blocks=1)
-    assert add(make(), "a", 14, image=image_of(8), export=export).boundaries == (12,)

@@ -4,7 +4,7 @@ from engine.block_manager import BlockManager
 from engine.config import CacheSize
 from engine.kv_connector import InMemoryExport
 from engine.request import EngineRequest
-from engine.scheduler import Preemption
+from engine.schedule import Preemption
 from engine.sequence import Sequence
 from engine.state_mover import StateMover
 from tests.fakes.toy_runner import ToyRunner
