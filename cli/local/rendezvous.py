@@ -3,6 +3,9 @@
 `up` leaves its address in a file of this user while it runs, one file per system. The files are a
 convenience, no registry: the newest system that still runs is found, and --address reaches any.
 A system holds a lock on its file, which the kernel takes back however the system ends.
+
+A directory that somebody else can write to is not used: who leaves an address there is sent prompts
+and keys.
 """
 
 from __future__ import annotations
@@ -10,20 +13,27 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cli.output import say
 from runtime.clock import SystemClock
 
 
 @contextmanager
 def announced(address: str) -> Iterator[None]:
-    """Leaves the address while the body runs."""
+    """Leaves the address while the body runs, if there is a directory that is ours alone."""
     directory = _directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(directory):
+        say(f"{directory} is not this user's alone, so commands need --address {address}")
+        yield
+        return
     path = directory / f"up-{uuid.uuid4().hex}.json"
     draft = path.with_suffix(".draft")
     content = {"address": address, "pid": os.getpid(), "started": SystemClock().wall()}
@@ -41,6 +51,8 @@ def announced(address: str) -> Iterator[None]:
 
 def find() -> str | None:
     """The address of the newest running system; None if none runs."""
+    if not _is_ours(_directory()):
+        return None
     found = [record for path in _directory().glob("up-*.json") if (record := _read(path))]
     return max(found)[1] if found else None
 
@@ -58,6 +70,15 @@ def _read(path: Path) -> tuple[float, str] | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # it went away meanwhile, or is nothing of ours
     return None
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    is_private = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and is_private
 
 
 def _directory() -> Path:

@@ -29,6 +29,22 @@ def test_an_address_is_found_while_its_system_runs(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.parametrize("what", ["open", "file", "link"])
+def test_a_directory_that_others_can_write_to_is_not_used(
+    what: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with rendezvous.announced("evil:1"):
+        if what == "open":
+            place.chmod(0o777)
+        else:
+            other = place.rename(place.with_name("other"))
+            place.symlink_to(other) if what == "link" else place.touch()
+        assert rendezvous.find() is None
+        with rendezvous.announced("h:1"):
+            assert rendezvous.find() is None
+    assert f"{place} is not this user's alone" in capsys.readouterr().err
+
+
 def test_the_newest_running_system_is_found() -> None:
     with rendezvous.announced("h:1"):
         with rendezvous.announced("h:2"):
