@@ -131,7 +131,7 @@ class Receivers:
         if not host or not port.isdecimal() or "/" in host:
             self._known[name] = frozenset({Receiver(name, "")})
         elif _is_number(bare):
-            self._known[name] = frozenset({Receiver(name, bare)})
+            self._known[name] = frozenset({Receiver(address_of(bare, int(port)), bare)})
         else:
             try:
                 numbers = await self._resolve(bare, int(port))

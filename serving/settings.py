@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from pydantic import field_validator
+
 from runtime.bundled import default_model
 from runtime.logging import Form, Level
 from runtime.metrics.page import MetricsSettings
@@ -10,6 +12,8 @@ from runtime.serve import DrainSettings, ListenSettings
 from runtime.settings import Settings, setting
 from runtime.tls import TlsSettings
 from runtime.tracing.settings import TracingSettings
+
+_MAX_PORT = 65_535
 
 
 class ModelSettings(Settings):
@@ -78,6 +82,15 @@ class AnnounceSettings(Settings):
     balancers: tuple[str, ...] = setting(
         (), help="host:port of every balancer, separated by commas", flag="--balancer"
     )
+
+    @field_validator("balancers")
+    @classmethod
+    def _dialled(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            port = name.rpartition(":")[2]
+            if ":" not in name or (port.isdecimal() and not 1 <= int(port) <= _MAX_PORT):
+                raise ValueError(f"{name!r} has no port from 1 to {_MAX_PORT}; write host:port")
+        return names
 
 
 class LimitSettings(Settings):

@@ -150,9 +150,9 @@ async def test_a_name_that_is_slow_to_resolve_delays_no_other() -> None:
 async def test_numbers_and_other_targets_are_taken_as_they_are() -> None:
     resolver = Resolver()
     names = ["127.0.0.1:7", "[::1]:8", "unix:/run/lb.sock", "dns:///lb:9"]
-    async with announcing(names, resolver) as (_, post):
-        await until(lambda: len(post.beats) == 4)
-        assert addresses(post) == set(names)
+    async with announcing([*names, "fd00::1:10"], resolver) as (_, post):
+        await until(lambda: len(post.beats) == 5)
+        assert addresses(post) == {*names, "[fd00::1]:10"}  # in brackets, as clients dial it
         assert resolver.looks == 0
 
 
