@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from cli.access import access_of
+from cli.access import access_of, add_access_flags
 from cli.errors import CommandError, usage
 from cli.local import signals
 from cli.members import add_balancer_flag, ask
 from cli.output import plural, show, show_json
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
+
+if TYPE_CHECKING:
+    from client.transport import Access
 
 _TIMEOUT_S = 10.0
 _LOOK_AGAIN_S = 0.5
@@ -37,6 +41,7 @@ def add_parser(commands: Any) -> None:  # Any: argparse does not name the type
         "any process, balancers too",
     )
     add_balancer_flag(parser)
+    add_access_flags(parser)
     parser.add_argument("--undo", action="store_true", help="take new work again")
     parser.add_argument(
         "--wait",
@@ -54,15 +59,17 @@ def run(options: argparse.Namespace) -> int:
         raise usage("--wait waits for the end of a drain; leave it out with --undo")
     if options.wait is not None and not 0 < options.wait <= 86_400:
         raise usage(f"--wait {options.wait:g}: give seconds, more than 0 and at most a day")
-    addresses = _resolve(options)
-    if options.undo:
-        for address in addresses.values():
-            _call(address, undo=True)
-        running = dict.fromkeys(addresses, 0)
-    else:
-        running = {name: _call(address) for name, address in addresses.items()}
-        if options.wait is not None:
-            running = _wait(addresses, running, options.wait)
+    addresses, access = _resolve(options), access_of(options)
+    keyless = dataclasses.replace(access, api_key="")
+
+    def call(name: str) -> int:
+        # Members take no keys, so none is sent where a balancer says that they are.
+        address = addresses[name]
+        return _call(address, access if name == address else keyless, undo=options.undo)
+
+    running = {name: call(name) for name in addresses}
+    if options.wait is not None:
+        running = _wait(call, running, options.wait)
     is_over = options.undo or options.wait is None or not any(running.values())
     if options.json:
         processes = [
@@ -98,7 +105,7 @@ def _resolve(options: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def _wait(addresses: dict[str, str], running: dict[str, int], limit_s: float) -> dict[str, int]:
+def _wait(call: Callable[[str], int], running: dict[str, int], limit_s: float) -> dict[str, int]:
     """Asks again until nothing runs; returns what is left."""
     clock, pause = SystemClock(), threading.Event()
     deadline = clock.now() + limit_s
@@ -106,11 +113,11 @@ def _wait(addresses: dict[str, str], running: dict[str, int], limit_s: float) ->
         pause.wait(min(_LOOK_AGAIN_S, max(0.0, deadline - clock.now())))
         signals.check()
         # Asking to drain twice is harmless, and the answer says what is left.
-        running = {name: _call(addresses[name]) if left else 0 for name, left in running.items()}
+        running = {name: call(name) if left else 0 for name, left in running.items()}
     return running
 
 
-def _call(address: str, *, undo: bool = False) -> int:
+def _call(address: str, access: Access, *, undo: bool) -> int:
     """Drains the process at an address, or undoes it; returns the calls that run there."""
     from client.calls import errors_of
     from client.errors import ClientError
@@ -118,15 +125,17 @@ def _call(address: str, *, undo: bool = False) -> int:
     from disagg.v1 import admin_pb2, admin_pb2_grpc
 
     try:
-        with errors_of(), open_channel(address, access_of()) as channel:
+        with errors_of(), open_channel(address, access) as channel:
             stub = admin_pb2_grpc.AdminServiceStub(channel)
+            key = access.metadata
             if undo:
-                stub.Undrain(admin_pb2.UndrainRequest(), timeout=_TIMEOUT_S)
+                stub.Undrain(admin_pb2.UndrainRequest(), timeout=_TIMEOUT_S, metadata=key)
                 return 0
-            return int(stub.Drain(admin_pb2.DrainRequest(), timeout=_TIMEOUT_S).running)
+            answer = stub.Drain(admin_pb2.DrainRequest(), timeout=_TIMEOUT_S, metadata=key)
+            return int(answer.running)
     except ClientError as error:
         raise CommandError(
             f"{address}: {error.reason or error.code}: {error}; is a process of the system there, "
-            "and do the settings tls.* of this command fit it?",
+            "and do --api-key-file and the settings tls.* of this command fit it?",
             ExitCode.FAILED,
         ) from error

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -109,3 +110,23 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_flags_that_make_no_sense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drain", "127.0.0.1:1", *arguments]) == 2
     assert "--wait" in capsys.readouterr().err
+
+
+@pytest.mark.medium
+async def test_a_balancer_with_keys_takes_the_key_of_an_operator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, mine, tenants = tmp_path / "keys", tmp_path / "mine", tmp_path / "tenants"
+    keys.write_text(f"{'c' * 32}\na {'a' * 32}\n")
+    mine.write_text("c" * 32)
+    tenants.write_text(f"a {'a' * 32}")
+    async with front_door(auth={"keys_file": str(keys)}) as door:
+        address = door.balancer.host.address
+        for flags in ([], ["--api-key-file", str(tenants)]):
+            assert await run(address, *flags) == 1
+            assert "do --api-key-file and the settings tls.*" in capsys.readouterr().err
+        states = [door.balancer.host.is_draining]
+        for flag in ([], ["--undo"]):
+            assert await run(address, "--api-key-file", str(mine), *flag) == 0
+            states.append(door.balancer.host.is_draining)
+        assert states == [False, True, False]
