@@ -46,6 +46,11 @@ class Span:
         """Whether what is said to it goes anywhere; ask before computing something for it."""
         return False
 
+    @property
+    def trace_name(self) -> str:
+        """Trace id as 32 hexadecimal digits; empty unless the trace is recorded."""
+        return ""
+
     def set(self, attributes: Attributes) -> None:
         """Adds attributes, or changes them."""
 
@@ -161,11 +166,7 @@ def current_trace_id() -> str:
 
     Empty unless the trace is recorded: an id that leads nowhere helps nobody.
     """
-    span = _current.get()
-    if not span.is_recording:
-        return ""
-    context = span.context
-    return "" if context is None else f"{context.trace_id:032x}"
+    return _current.get().trace_name
 
 
 class Tracer:

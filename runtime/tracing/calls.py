@@ -23,18 +23,26 @@ def call_tracer(tracer: Tracer, errors: ErrorMap, work: frozenset[str]) -> Surro
     """
 
     async def around(method: str, inner: Behaviour, request: Any, context: Context) -> Any:
+        if not tracer.is_on:
+            return await inner(request, context)
         name = method.lstrip("/")
         span = tracer.serve(
             name,
-            _headers(context),
-            {"rpc.system.name": "grpc", "rpc.method": name, "network.peer.address": context.peer()},
+            context.invocation_metadata() or (),
+            {"rpc.system.name": "grpc", "rpc.method": name},
             may_begin=method in work,
         )
         if span is NO_SPAN:
             return await inner(request, context)
         with span:
-            if span.is_recording and (request_id := request_id_of(request, context)):
-                span.set({"disagg.request_id": request_id})
+            if span.is_recording:
+                request_id = request_id_of(request, context)
+                span.set(
+                    {
+                        "network.peer.address": context.peer(),
+                        **({"disagg.request_id": request_id} if request_id else {}),
+                    }
+                )
             try:
                 result = await inner(request, context)
             except grpc.aio.AbortError:
@@ -49,7 +57,3 @@ def call_tracer(tracer: Tracer, errors: ErrorMap, work: frozenset[str]) -> Surro
             return result
 
     return Surround(around)
-
-
-def _headers(context: Context) -> list[tuple[str, str | bytes]]:
-    return [(key, value) for key, value in context.invocation_metadata() or ()]

@@ -96,7 +96,9 @@ def read_headers(headers: Headers) -> Incoming:
 
 def parse_baggage(text: str) -> dict[str, str]:
     """The allowed members of a `baggage` value; properties behind them are dropped."""
-    members = {}
+    members: dict[str, str] = {}
+    if not text:
+        return members
     for member in text.split(","):
         key, sign, rest = member.partition("=")
         value = unquote(rest.partition(";")[0].strip())

@@ -1,33 +1,39 @@
-"""Spans that are recorded, over the SDK of OpenTelemetry.
+"""Spans that are recorded, and sent by the SDK of OpenTelemetry.
 
-The only module besides `exporting` that imports it; both are loaded when a process exports spans
-and never otherwise. Times are those of the process's own clock, counted from one look at the wall
-clock, so that a wall clock that jumps bends no span.
+With `readable` and `exporting` the only modules that import it; all are loaded when a process
+exports spans and never otherwise. Times are those of the process's own clock, counted from one look
+at the wall clock, so that a wall clock that jumps bends no span.
+
+The sampler is asked where a trace begins and where one comes in, once each. Whatever it is, its
+answer depends on the trace or on the parent alone, so it would be the same for every span below.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import Token
-from types import TracebackType
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self, cast
 
 import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import Tracer as SdkTracer
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, TraceFlags
-from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace.span import TraceState
-from opentelemetry.trace.status import Status, StatusCode
 
 from runtime.clock import Clock
 from runtime.errors import DisaggError
 from runtime.telemetry import NO_SPAN, Span, Tracer, make_current, restore
 from runtime.tracing.propagation import Headers, TraceContext, read_headers, write_headers
+from runtime.tracing.readable import Collected, Finisher, collect, to_sdk
 from runtime.tracing.table import (
     LINK_KIND,
     SPANS,
@@ -50,21 +56,37 @@ SERVER_FAULTS: Final = frozenset(
 )
 """Codes that are a server's own fault; the others are the caller's, and no error of its span."""
 
-_KINDS: Mapping[Kind, SpanKind] = {
-    "internal": SpanKind.INTERNAL,
-    "client": SpanKind.CLIENT,
-    "server": SpanKind.SERVER,
-}
+_EDGE_KINDS: Final = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
+_NOWHERE: Final = Context()
+"""An empty context, not the one in force: nothing of ours depends on hidden variables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """What the recorded spans of a trace share in this process.
+
+    Attributes:
+        name: The trace id as people and exemplars write it, 32 hexadecimal digits.
+        state: `tracestate` as the SDK types it; `state_text` as it is sent on.
+    """
+
+    trace_id: int
+    name: str
+    flags: TraceFlags
+    state: TraceState
+    state_text: str
+    baggage: Mapping[str, str]
 
 
 class OtelTracer(Tracer):
     """Records what is sampled.
 
     Args:
-        provider: Samples and exports.
+        provider: Its sampler decides, its processors export; they are told of ends alone.
         endpoint: Where to, for people.
         clock: Of this process; the times that `at` names are on it.
         duplicates_rpc: Also spell attributes of calls as they were before they were stable.
+        limits: Of attributes, events and links; those of the OTEL_ variables if absent.
     """
 
     def __init__(
@@ -74,13 +96,17 @@ class OtelTracer(Tracer):
         endpoint: str,
         clock: Clock,
         duplicates_rpc: bool = False,
+        limits: SpanLimits | None = None,
     ) -> None:
         self._provider = provider
         self._endpoint = endpoint
         self._clock = clock
         # Both clocks once: durations and distances are then those of the clock that only grows.
         self._zero_ns = round(clock.wall() * 1e9) - round(clock.now() * 1e9)
-        self._tracer = provider.get_tracer("disagg")
+        self._processor = cast("SdkTracer", provider.get_tracer("disagg")).span_processor
+        self._sampler = provider.sampler
+        self._ids = provider.id_generator
+        self.finisher = Finisher(provider.resource, limits)
         self.duplicates_rpc = duplicates_rpc
 
     @property
@@ -105,45 +131,79 @@ class OtelTracer(Tracer):
         incoming = read_headers(headers)
         if incoming.context is None and not may_begin:
             return NO_SPAN
-        parent = None if incoming.context is None else NonRecordingSpan(_out(incoming.context))
-        return self.begin(
-            name, "server", parent=parent, attributes=attributes, baggage=incoming.baggage
+        return self._begin(
+            name, "server", parent=incoming.context, attributes=attributes, baggage=incoming.baggage
         )
 
     def root(
         self, name: SpanName, attributes: Attributes | None = None, *, at: float | None = None
     ) -> Span:
         """See `Tracer.root`."""
-        kind = SPANS[name].kind
-        return self.begin(name, kind, parent=None, attributes=attributes, baggage={}, at=at)
+        return self._begin(
+            name, SPANS[name].kind, parent=None, attributes=attributes, baggage={}, at=at
+        )
 
-    def begin(
+    def _begin(
         self,
         name: str,
         kind: Kind,
         *,
-        parent: OtelSpan | None,
+        parent: TraceContext | None,
         attributes: Attributes | None,
         baggage: Mapping[str, str],
-        links: Sequence[Link] = (),
         at: float | None = None,
     ) -> Span:
-        """Begins a span below `parent`, or a trace."""
-        # An empty context, not the one in force: nothing of ours depends on hidden variables.
-        context = Context() if parent is None else trace.set_span_in_context(parent)
-        span = self._tracer.start_span(
-            name,
-            context=context,
-            kind=_KINDS[kind],
-            attributes=_plain(attributes),
-            links=links,
-            start_time=self.time_ns(at),
-            record_exception=False,
-            set_status_on_exception=False,
+        """Begins a trace, or what this process does in one that came in; here is sampled."""
+        above, context, flags = None, _NOWHERE, TraceFlags.DEFAULT
+        if parent is None:
+            trace_id = self._ids.generate_trace_id()
+            if self._ids.is_trace_id_random():
+                flags = TraceFlags.RANDOM_TRACE_ID
+        else:
+            trace_id = parent.trace_id
+            above = to_sdk(parent)
+            context = trace.set_span_in_context(NonRecordingSpan(above), _NOWHERE)
+        told = cast("Mapping[str, Any]", attributes)  # the same, as the SDK types it
+        found = self._sampler.should_sample(context, trace_id, name, _EDGE_KINDS[kind], told, ())
+        state = found.trace_state or TraceState()
+        if found.decision is Decision.RECORD_AND_SAMPLE:
+            edge = Edge(
+                trace_id=trace_id,
+                name=f"{trace_id:032x}",
+                flags=TraceFlags(flags | TraceFlags.SAMPLED),
+                state=state,
+                state_text=state.to_header(),
+                baggage=baggage,
+            )
+            return self.record(edge, name, kind, above, cast("Attributes", found.attributes), at)
+        return UnsampledSpan(
+            TraceContext(
+                trace_id=trace_id,
+                span_id=self._ids.generate_span_id(),
+                is_sampled=False,
+                state=state.to_header(),
+            ),
+            baggage,
         )
-        if not span.is_recording():
-            return UnsampledSpan(_in(span.get_span_context()), baggage)
-        return RecordedSpan(self, span, kind, baggage)
+
+    def record(
+        self,
+        edge: Edge,
+        name: str,
+        kind: Kind,
+        parent: SpanContext | None,
+        attributes: Attributes | None = None,
+        at: float | None = None,
+    ) -> RecordedSpan:
+        """Begins a span that is recorded, whatever it stands below."""
+        context = SpanContext(
+            edge.trace_id, self._ids.generate_span_id(), False, edge.flags, edge.state
+        )
+        return RecordedSpan(self, edge, name, kind, context, parent, attributes, self.time_ns(at))
+
+    def export(self, span: ReadableSpan) -> None:
+        """Hands over a span that ended."""
+        self._processor.on_end(span)
 
     def time_ns(self, at: float | None) -> int:
         """Nanoseconds since 1970 of a time on the clock of the process; now if absent."""
@@ -166,48 +226,77 @@ class RecordedSpan(Span):
     """See `Span`."""
 
     __slots__ = (
-        *("_baggage", "_calls", "_context", "_is_ended", "_is_marked", "_kind", "_lock", "_span"),
-        *("_token", "_tracer"),
+        *("_attributes", "_calls", "_edge", "_events", "_is_ended", "_is_error", "_is_marked"),
+        *("_kind", "_links", "_lock", "_name", "_own", "_parent", "_start_ns", "_token", "_tracer"),
     )
 
     def __init__(
-        self, tracer: OtelTracer, span: OtelSpan, kind: Kind, baggage: Mapping[str, str]
+        self,
+        tracer: OtelTracer,
+        edge: Edge,
+        name: str,
+        kind: Kind,
+        own: SpanContext,
+        parent: SpanContext | None,
+        attributes: Attributes | None,
+        start_ns: int,
     ) -> None:
         self._tracer = tracer
-        self._span = span
+        self._edge = edge
+        self._name = name
         self._kind = kind
-        self._baggage = baggage
-        self._context = _in(span.get_span_context())
-        self._calls: dict[tuple[str, str], SpanContext] = {}
+        self._own = own
+        self._parent = parent
+        self._start_ns = start_ns
+        # Single operations on these are atomic, and the end takes copies: no lock for each.
+        self._attributes: Collected = {}
+        self._events: list[Event] = []
+        self._links: list[Link] = []
+        self._calls: dict[tuple[str, str], SpanContext] | None = None
         self._token: Token[Span] | None = None
         self._lock = threading.Lock()
         self._is_ended = False
+        self._is_error = False
         self._is_marked = False
+        if attributes:
+            collect(self._attributes, attributes)
 
     @property
     def context(self) -> TraceContext:
         """See `Span.context`."""
-        return self._context
+        return TraceContext(
+            trace_id=self._edge.trace_id,
+            span_id=self._own.span_id,
+            is_sampled=True,
+            state=self._edge.state_text,
+        )
 
     @property
     def is_recording(self) -> bool:
         """See `Span.is_recording`."""
         return True
 
+    @property
+    def trace_name(self) -> str:
+        """See `Span.trace_name`."""
+        return self._edge.name
+
     def set(self, attributes: Attributes) -> None:
         """See `Span.set`."""
         if not self._is_ended:
-            self._span.set_attributes(_plain(attributes))
+            collect(self._attributes, attributes)
 
     def event(self, name: EventName, attributes: Attributes | None = None) -> None:
         """See `Span.event`."""
         if not self._is_ended:
-            self._span.add_event(name, _plain(attributes), self._tracer.time_ns(None))
+            said: Collected = {}
+            collect(said, attributes or {})
+            self._events.append(Event(name, said, self._tracer.time_ns(None)))
 
     def link(self, context: TraceContext | None, kind: LinkKind) -> None:
         """See `Span.link`."""
         if context is not None and not self._is_ended:
-            self._span.add_link(_out(context), {LINK_KIND: kind})
+            self._links.append(Link(to_sdk(context), {LINK_KIND: kind}))
 
     def child(
         self,
@@ -217,14 +306,8 @@ class RecordedSpan(Span):
         at: float | None = None,
     ) -> Span:
         """See `Span.child`."""
-        return self._tracer.begin(
-            name,
-            SPANS[name].kind,
-            parent=self._span,
-            attributes=attributes,
-            baggage=self._baggage,
-            at=at,
-        )
+        kind = SPANS[name].kind
+        return self._tracer.record(self._edge, name, kind, self._own, attributes, at)
 
     def call(
         self,
@@ -235,27 +318,22 @@ class RecordedSpan(Span):
         repeats: str = "",
     ) -> Span:
         """See `Span.call`."""
-        earlier = self._calls.get((method, repeats)) if repeats else None
-        links = [] if earlier is None else [Link(earlier, {LINK_KIND: "retry_of"})]
-        span = self._tracer.begin(
-            method,
-            "client",
-            parent=self._span,
-            attributes={
-                **rpc_attributes(method, duplicates=self._tracer.duplicates_rpc),
-                **address_attributes(address),
-                **(attributes or {}),
-            },
-            baggage=self._baggage,
-            links=links,
-        )
-        if repeats and isinstance(span, RecordedSpan):
-            self._calls[method, repeats] = span._span.get_span_context()
+        known = call_attributes(method, address, duplicates=self._tracer.duplicates_rpc)
+        span = self._tracer.record(self._edge, method, "client", self._own, known)
+        if attributes:
+            span.set(attributes)
+        if repeats:
+            if self._calls is None:
+                self._calls = {}
+            earlier = self._calls.get((method, repeats))
+            if earlier is not None:
+                span._links.append(Link(earlier, {LINK_KIND: "retry_of"}))
+            self._calls[method, repeats] = span._own
         return span
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """See `Span.headers`."""
-        return write_headers(self._context, self._baggage)
+        return write_headers(self.context, self._edge.baggage)
 
     def answered(self, code: str) -> None:
         """See `Span.answered`."""
@@ -292,9 +370,8 @@ class RecordedSpan(Span):
         if self._is_ended or self._is_marked:
             return
         self._is_marked = True
-        self._span.set_attribute("error.type", what)
-        if is_error:
-            self._span.set_status(Status(StatusCode.ERROR))
+        self.set({"error.type": what})
+        self._is_error = is_error
 
     def end(self, *, at: float | None = None) -> None:
         """See `Span.end`."""
@@ -302,7 +379,21 @@ class RecordedSpan(Span):
             if self._is_ended:
                 return
             self._is_ended = True
-        self._span.end(self._tracer.time_ns(at))
+        self._tracer.export(
+            self._tracer.finisher.finish(
+                name=self._name,
+                kind=self._kind,
+                context=self._own,
+                parent=self._parent,
+                start_ns=self._start_ns,
+                end_ns=self._tracer.time_ns(at),
+                # Another thread may be about to add to ours.
+                attributes=self._attributes.copy(),
+                events=tuple(self._events),
+                links=tuple(self._links),
+                is_error=self._is_error,
+            )
+        )
 
     def __enter__(self) -> Self:
         """See `Span`."""
@@ -324,6 +415,13 @@ class RecordedSpan(Span):
         self.end()
 
 
+@functools.lru_cache(maxsize=1024)
+def call_attributes(method: str, address: str, *, duplicates: bool) -> Attributes:
+    """What every client span of a gRPC call says; a process makes few different calls."""
+    said = {**rpc_attributes(method, duplicates=duplicates), **address_attributes(address)}
+    return MappingProxyType(said)
+
+
 def rpc_attributes(method: str, *, duplicates: bool) -> dict[Attribute, Value]:
     """What every span of a gRPC call says of its method."""
     found: dict[Attribute, Value] = {"rpc.system.name": "grpc", "rpc.method": method}
@@ -339,28 +437,3 @@ def address_attributes(address: str) -> dict[Attribute, Value]:
     if not (host and port.isdecimal()):
         return {"server.address": address}
     return {"server.address": host.strip("[]"), "server.port": int(port)}
-
-
-def _plain(attributes: Attributes | None) -> Mapping[str, Any]:
-    """The same, as the SDK types it."""
-    return cast("Mapping[str, Any]", attributes or {})
-
-
-def _out(context: TraceContext) -> SpanContext:
-    flags = TraceFlags.SAMPLED if context.is_sampled else TraceFlags.DEFAULT
-    return SpanContext(
-        trace_id=context.trace_id,
-        span_id=context.span_id,
-        is_remote=True,
-        trace_flags=TraceFlags(flags),
-        trace_state=TraceState.from_header([context.state]) if context.state else None,
-    )
-
-
-def _in(context: SpanContext) -> TraceContext:
-    return TraceContext(
-        trace_id=context.trace_id,
-        span_id=context.span_id,
-        is_sampled=context.trace_flags.sampled,
-        state=context.trace_state.to_header(),
-    )

@@ -35,6 +35,16 @@ _BATCH_VARIABLES = (
     "OTEL_BSP_MAX_QUEUE_SIZE",
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
 )
+_LIMIT_VARIABLES = (
+    "OTEL_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT",
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT",
+    "OTEL_SPAN_EVENT_COUNT_LIMIT",
+    "OTEL_SPAN_LINK_COUNT_LIMIT",
+    "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT",
+)
 _PROPAGATORS = frozenset({"tracecontext", "baggage"})
 
 
@@ -101,6 +111,7 @@ def resolve(settings: TracingSettings, variables: Mapping[str, str]) -> TracingP
     _check_endpoint(name, endpoint, protocol)
     _check_propagators(variables)
     _check_batches(variables)
+    _check_limits(variables)
     sampler, ratio = _sampler(settings, variables)
     return TracingPlan(
         endpoint=endpoint,
@@ -162,6 +173,16 @@ def _check_batches(variables: Mapping[str, str]) -> None:
         text = variables.get(name, "").strip()
         if text and not (text.isdecimal() and int(text) > 0):
             raise SettingsError([f"environment {name} = {text!r}: give a whole number from 1"])
+
+
+def _check_limits(variables: Mapping[str, str]) -> None:
+    """The SDK ends the process with a sentence of its own; none is no limit."""
+    for name in _LIMIT_VARIABLES:
+        text = variables.get(name, "").strip()
+        if text and not text.isdecimal():
+            raise SettingsError(
+                [f"environment {name} = {text!r}: give a whole number from 0, or leave it empty"]
+            )
 
 
 def _protocol(variables: Mapping[str, str]) -> Protocol:

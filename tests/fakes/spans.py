@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as OtelSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 
 from runtime.clock import Clock, SystemClock
 from runtime.telemetry import Span
-from runtime.tracing.recording import OtelTracer
+from runtime.tracing.recording import Edge, OtelTracer, RecordedSpan
+
+
+class _Watched(OtelTracer):
+    """Tells of spans that begin."""
+
+    unfinished: OpenSpans
+
+    def record(self, edge: Edge, name: str, *args: Any, **kwargs: Any) -> RecordedSpan:
+        span = super().record(edge, name, *args, **kwargs)
+        self.unfinished.begin(span, name)
+        return span
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +58,8 @@ class OpenSpans(SpanProcessor):
     def __init__(self) -> None:
         self._open: dict[int, str] = {}
 
-    def on_start(self, span: OtelSpan, parent_context: Context | None = None) -> None:
-        self._open[span.get_span_context().span_id] = span.name
+    def begin(self, span: RecordedSpan, name: str) -> None:
+        self._open[span.context.span_id] = name
 
     def on_end(self, span: ReadableSpan) -> None:
         self._open.pop(span.context.span_id)
@@ -82,12 +92,13 @@ def recorded(
     )
     provider.add_span_processor(unfinished)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = OtelTracer(
+    tracer = _Watched(
         provider,
         endpoint="memory",
         clock=clock or SystemClock(),
         duplicates_rpc=duplicates_rpc,
     )
+    tracer.unfinished = unfinished
     return Recorded(tracer, exporter, unfinished)
 
 

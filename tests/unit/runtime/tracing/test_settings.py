@@ -120,6 +120,14 @@ def test_sizes_of_batches_that_the_sdk_would_pass_over_are_refused(value: str) -
         resolve(TracingSettings(), variables)
 
 
+@pytest.mark.parametrize("value", ["abc", "-1", "1.5"])
+def test_limits_that_are_none_are_refused(value: str) -> None:
+    variables = {**ENDPOINT, "OTEL_SPAN_EVENT_COUNT_LIMIT": value}
+    with pytest.raises(SettingsError, match=f"OTEL_SPAN_EVENT_COUNT_LIMIT = '{value}': give a"):
+        resolve(TracingSettings(), variables)
+    assert resolve(TracingSettings(), {**ENDPOINT, "OTEL_SPAN_EVENT_COUNT_LIMIT": "0"}).endpoint
+
+
 def test_an_endpoint_holds_no_password() -> None:
     with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
         resolve(TracingSettings(endpoint="http://user:token@c:4317"), {})
