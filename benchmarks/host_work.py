@@ -191,7 +191,7 @@ def measure_parts(engine: LLMEngine, batch: int, steps: int) -> dict[str, float]
     scheduler: Any = engine._scheduler
     runner: Any = engine._launcher._runner
     watch.watch("vote", scheduler, "demand")
-    watch.watch("vote", engine._vote, "reduce_max")
+    watch.watch("vote", engine._agreement.vote, "reduce_max")
     watch.watch("schedule", scheduler, "schedule")
     watch.watch("schedule", scheduler, "complete")
     watch.watch("plan", scheduler, "steps_of")

@@ -16,51 +16,22 @@ After `EngineFailed` the engine takes no more steps.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
-from engine.agreement import require_equal_settings
-from engine.config import CacheSize, EngineRole, EngineSettings, ModelLimits
-from engine.parallel.lockstep import (
-    Decision,
-    EngineKind,
-    LockstepState,
-    VotePort,
-    VoteVector,
-    announced_rows,
-)
+from engine.agreement import STOP_EPOCH, Agreed, StepAgreement
+from engine.config import CacheSize, EngineSettings, ModelLimits
+from engine.live_requests import LiveRequests
+from engine.parallel.lockstep import Decision, VotePort
 from engine.parallel.votes import LocalVote
 from engine.plan import AgreedStep, Runner, StepKind, StepPlan, placeholder_plan
-from engine.request import (
-    ChunkDone,
-    DuplicateRequest,
-    EngineError,
-    EngineEvent,
-    EngineRequest,
-    FinishReason,
-    QueueFull,
-    RequestFailed,
-    RequestFinished,
-    SequenceStatus,
-    TokenOut,
-)
-from engine.sampler import BadLogits, Sampled, SampleRow, sample
+from engine.request import EngineError, EngineEvent, EngineRequest
+from engine.sampler import BadLogits, Sampled, sample
 from engine.schedule import Row, Schedule
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.state_mover import StateMover
 from engine.statistics import EngineStatistics, ExpertMoves
 from engine.step_launcher import StepInFlight, StepLauncher
-
-logger = logging.getLogger(__name__)
-
-_KINDS = {
-    EngineRole.NORMAL: EngineKind.NORMAL,
-    EngineRole.PREFILL: EngineKind.PREFILL,
-    EngineRole.DECODE: EngineKind.DECODE,
-}
-# The control epoch all ranks ask for when they want to leave the step loop together.
-STOP_EPOCH = 1
 
 
 class EngineFailed(EngineError):
@@ -105,89 +76,42 @@ class LLMEngine:
         self._cache = cache
         self._launcher = StepLauncher(runner)
         self._in_flight: StepInFlight | None = None
-        self._vote: VotePort = vote or LocalVote()
+        self._agreement = StepAgreement(settings, vote or LocalVote(), gathers_rows=gathers_rows)
         self._on_step = on_step
-        self._gathers_rows = gathers_rows
         self._on_failure = on_failure
         self._group = group
-        self._last_decision: Decision | None = None
-        self._last_vector: tuple[int, ...] = ()
         self._moves: ExpertMoves | None = None
-        self._lockstep = LockstepState(
-            _KINDS[settings.role],
-            attempt_interval=settings.prefill_attempt_interval,
-            any_interval=settings.prefill_any_attempt_interval,
-        )
         self._scheduler = Scheduler(settings, cache, self.context_tokens)
+        self._requests = LiveRequests(settings, limits, self._scheduler)
         self._mover = StateMover(runner, self._scheduler.blocks, cache)
-        self._sequences: dict[str, Sequence] = {}
-        # Events of `add` and `abort`, which report with the next step.
-        self._pending: list[EngineEvent] = []
         self._epoch = 0
         self._failure: BaseException | None = None
         self.is_stop_agreed = False
-        self._is_group_checked = settings.num_ranks == 1
         self._step = 0
         self._steps = 0
         self._prefill_steps = 0
         self._placeholder_steps = 0
         self._computed_tokens = 0
-        self._generated_tokens = 0
-        self._failed_requests = 0
 
     def check(self, request: EngineRequest) -> None:
-        """Checks all of a request that does not depend on what else is queued. Any thread.
-
-        Raises:
-            InvalidRequest: a field is wrong (`SamplingError` and `PromptTooLong` are its kinds).
-            PoolFull: it needs more memory than there is.
-        """
-        request.validate(self.limits.vocab_size, self.context_tokens)
-        self._scheduler.check_fits(request)
+        """Checks a request by itself; see `LiveRequests.check`. Any thread."""
+        self._requests.check(request)
 
     def add(self, request: EngineRequest) -> None:
-        """Queues a request.
-
-        Raises:
-            InvalidRequest: as `check`, or `DuplicateRequest`.
-            PoolFull: it needs more memory than there is.
-            QueueFull: the queue is at its bound.
-        """
-        if request.request_id in self._sequences:
-            raise DuplicateRequest(
-                f"request {request.request_id!r} is live: abort it or choose another id"
-            )
-        self.check(request)
-        if self._scheduler.num_waiting >= self.settings.max_waiting:
-            raise QueueFull(
-                f"{self._scheduler.num_waiting} requests wait, the bound is max_waiting "
-                f"{self.settings.max_waiting}: try later or elsewhere"
-            )
-        sequence = self._scheduler.add(request)
-        if (
-            sequence.num_generated >= request.sampling.max_tokens
-            or sequence.num_tokens >= self.context_tokens
-        ):
-            self._pending.append(self._end(sequence, SequenceStatus.FINISHED, "length"))
-            return
-        self._sequences[request.request_id] = sequence
+        """Queues a request; see `LiveRequests.add` for what is refused."""
+        self._requests.add(request)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request and frees what it holds; False when it is not live (any more)."""
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
-            return False
-        self._pending.append(self._end(sequence, SequenceStatus.ABORTED, "abort"))
-        return True
+        return self._requests.abort(request_id)
 
     def take_events(self) -> list[EngineEvent]:
         """Returns, once, the events of `add` and `abort` that no step has reported yet."""
-        events, self._pending = self._pending, []
-        return events
+        return self._requests.take_events()
 
     def set_paused(self, request_id: str, paused: bool) -> None:
         """Keeps a sequence where it is while its reader lags, or lets it go on."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._requests.find(request_id)
         if sequence is not None:
             sequence.is_paused = paused
 
@@ -201,7 +125,7 @@ class LLMEngine:
 
     def has_work(self) -> bool:
         """Says whether a request is live or an event is not yet reported."""
-        return bool(self._sequences or self._pending)
+        return self._requests.has_work()
 
     def request_stop(self) -> None:
         """Asks the group to leave the step loop; `is_stop_agreed` turns True on all ranks at once.
@@ -212,11 +136,11 @@ class LLMEngine:
 
     def wait_for_work(self, timeout_s: float) -> None:
         """Sleeps until `ring`, at most `timeout_s`; to be called after a step that ran nothing."""
-        self._vote.wait_for_work(timeout_s)
+        self._agreement.vote.wait_for_work(timeout_s)
 
     def ring(self) -> None:
         """Wakes the step loops of the group. Any thread."""
-        self._vote.ring()
+        self._agreement.vote.ring()
 
     def step(self) -> tuple[Decision, list[EngineEvent]]:
         """Takes part in one agreed step, or none; returns the decision and what happened.
@@ -228,37 +152,16 @@ class LLMEngine:
             raise EngineFailed("the engine failed before") from self._failure
         events = self.take_events()
         try:
-            if not self._is_group_checked:
-                self._is_group_checked = True
-                require_equal_settings(self._vote, self.settings)
-            demand = self._scheduler.demand()
-            vote = VoteVector(
-                unfinished=demand.is_unfinished,
-                wants_prefill=demand.wants_prefill,
-                decode_rows=demand.num_decode_rows if demand.has_decode_rows else 0,
-                prefill_rows=demand.num_prefill_rows if demand.wants_prefill else 0,
-                epoch=self._epoch,
-            )
-            vectors = None
-            if self._gathers_rows:
-                vectors = self._vote.gather(vote.to_array())
-                reduced = vectors.max(axis=0)
-            else:
-                reduced = self._vote.reduce_max(vote.to_array())
-            decision = self._lockstep.decide(reduced)
-            self._last_vector, self._last_decision = tuple(reduced.tolist()), decision
+            agreed = self._agreement.agree(self._scheduler.demand(), self._epoch)
+            decision = agreed.decision
             if decision.agreed_epoch == STOP_EPOCH:
                 self._settle(events)
                 self._launcher.close()
                 self.is_stop_agreed = True
             elif decision.step_kind is StepKind.NONE:
                 self._settle(events)
-            elif vectors is None:
-                self._run_step(decision.step_kind, events)
             else:
-                kind = decision.step_kind
-                max_rows = vote.prefill_rows if kind is StepKind.PREFILL else vote.decode_rows
-                self._run_step(kind, events, announced_rows(vectors, kind), max_rows)
+                self._run_step(agreed, events)
         except BaseException as error:
             self._failure = error
             self._launcher.close()
@@ -287,11 +190,11 @@ class LLMEngine:
             prefill_steps=self._prefill_steps,
             placeholder_steps=self._placeholder_steps,
             computed_tokens=self._computed_tokens,
-            generated_tokens=self._generated_tokens,
+            generated_tokens=self._requests.num_generated_tokens,
             preemptions=scheduler.num_preemptions,
             swapped_bytes=self._mover.swapped_bytes,
-            failed_requests=self._failed_requests,
-            stalled_rounds=self._lockstep.stalled_rounds,
+            failed_requests=self._requests.num_failed,
+            stalled_rounds=self._agreement.stalled_rounds,
             steps_since_move=moves.steps_since if moves else None,
             expert_moves=moves.moves if moves else None,
             changed_slots=moves.changed_slots if moves else None,
@@ -299,13 +202,9 @@ class LLMEngine:
 
     def describe_progress(self) -> str:
         """Says in one phrase where the group stands: name, step, last decision and vote."""
-        decision = self._last_decision
-        kind, reason = ("none", "no vote yet")
-        if decision is not None:
-            kind, reason = decision.step_kind.value, decision.reason
         return (
-            f"group {self._group}, rank {self.settings.rank}: step {self._step}, kind {kind} "
-            f"({reason}), last vote {list(self._last_vector)}"
+            f"group {self._group}, rank {self.settings.rank}: step {self._step}, "
+            f"{self._agreement.describe_last()}"
         )
 
     def check_integrity(self) -> None:
@@ -316,34 +215,22 @@ class LLMEngine:
         """
         self._scheduler.check_integrity()
         live = self._scheduler.num_running + self._scheduler.num_waiting
-        if live != len(self._sequences):
-            raise AssertionError(f"{live} sequences are queued, {len(self._sequences)} are live")
+        if live != len(self._requests):
+            raise AssertionError(f"{live} sequences are queued, {len(self._requests)} are live")
 
-    def _run_step(
-        self,
-        kind: StepKind,
-        events: list[EngineEvent],
-        group_rows: tuple[int, ...] = (),
-        max_rows: int | None = None,
-    ) -> None:
-        """Schedules an agreed step, ends the one in flight, and starts the new one.
-
-        Args:
-            kind: agreed.
-            events: what happens is added.
-            group_rows, max_rows: what all ranks announced, and this one, where it matters.
-        """
+    def _run_step(self, agreed: Agreed, events: list[EngineEvent]) -> None:
+        """Schedules an agreed step, ends the one in flight, starts the new one; adds its events."""
+        kind, group_rows = agreed.decision.step_kind, agreed.group_rows
         schedule = Schedule()
         local_error: Exception | None = None
         try:
-            schedule = self._scheduler.schedule(kind, max_rows=max_rows)
+            schedule = self._scheduler.schedule(kind, max_rows=agreed.max_rows)
         except Exception as error:
             local_error = error
         self._settle(events)
         self._step += 1
         if self._on_step is not None:
-            agreed = AgreedStep(kind=kind, step=self._step, vote=self._last_vector)
-            self._moves = self._on_step(agreed)
+            self._moves = self._on_step(AgreedStep(kind=kind, step=self._step, vote=agreed.vote))
         rows: list[Row] = []
         plan = placeholder = placeholder_plan(kind, self._step, group_rows)
         try:
@@ -401,7 +288,9 @@ class LLMEngine:
             row.sequence.num_promised = 0
             if sequence_step.sample:
                 sampled_rows.append(row.sequence)
-        chosen = sample(result.logits, [self._sample_row(sequence) for sequence in sampled_rows])
+        chosen = sample(
+            result.logits, [self._requests.sample_row(sequence) for sequence in sampled_rows]
+        )
         outcomes = dict(zip(sampled_rows, chosen, strict=True))
         for row in in_flight.rows:
             # Not live: aborted while the step ran.
@@ -419,24 +308,15 @@ class LLMEngine:
             try:
                 self._mover.swap_out(preemption)
             except Exception as error:
-                events.append(self._fail(preemption.sequence, error))
+                events.append(self._requests.fail(preemption.sequence, error))
         for sequence in schedule.admitted:
             if not sequence.is_live:
                 continue
             try:
                 self._mover.load(sequence)
             except Exception as error:
-                events.append(self._fail(sequence, error))
+                events.append(self._requests.fail(sequence, error))
         return [row for row in schedule.rows if row.sequence.is_live]
-
-    def _sample_row(self, sequence: Sequence) -> SampleRow:
-        return SampleRow(
-            sampling=sequence.request.sampling,
-            token_ids=sequence.tokens,
-            num_prompt=sequence.num_prompt,
-            position=sequence.num_tokens,
-            banned_token_ids=sequence.banned_token_ids(self.limits.eos_token_ids),
-        )
 
     def _report(
         self, sequence: Sequence, outcome: Sampled | BadLogits | None, events: list[EngineEvent]
@@ -445,53 +325,6 @@ class LLMEngine:
         try:
             self._mover.export(sequence)
         except Exception as error:
-            events.append(self._fail(sequence, error))
+            events.append(self._requests.fail(sequence, error))
             return
-        if outcome is None:
-            events.append(
-                ChunkDone(request_id=sequence.request_id, computed_tokens=sequence.num_computed)
-            )
-        elif isinstance(outcome, BadLogits):
-            events.append(self._fail(sequence, outcome))
-        else:
-            events.append(self._take_token(sequence, outcome))
-
-    def _take_token(self, sequence: Sequence, sampled: Sampled) -> TokenOut:
-        sequence.tokens.append(sampled.token_id)
-        self._generated_tokens += 1
-        reason = sequence.finish_reason_after(
-            sampled.token_id, self.limits.eos_token_ids, self.context_tokens
-        )
-        is_last = reason is not None or sequence.request.stop_after_first
-        event = TokenOut(
-            request_id=sequence.request_id,
-            token_id=sampled.token_id,
-            number=sequence.num_generated,
-            logprob=sampled.logprob,
-            top_logprobs=sampled.top_logprobs,
-            finish_reason=reason,
-            is_last=is_last,
-        )
-        if is_last:
-            self._close(sequence, SequenceStatus.FINISHED)
-        return event
-
-    def _fail(self, sequence: Sequence, error: Exception) -> RequestFailed:
-        logger.warning("request %s failed: %s", sequence.request_id, type(error).__name__)
-        self._failed_requests += 1
-        self._close(sequence, SequenceStatus.FAILED)
-        return RequestFailed(request_id=sequence.request_id, error=error)
-
-    def _end(
-        self, sequence: Sequence, status: SequenceStatus, reason: FinishReason
-    ) -> RequestFinished:
-        self._close(sequence, status)
-        return RequestFinished(
-            request_id=sequence.request_id,
-            finish_reason=reason,
-            num_generated=sequence.num_generated,
-        )
-
-    def _close(self, sequence: Sequence, status: SequenceStatus) -> None:
-        self._scheduler.finish(sequence, status)
-        self._sequences.pop(sequence.request_id, None)
+        events.append(self._requests.report(sequence, outcome))

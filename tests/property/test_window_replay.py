@@ -193,7 +193,8 @@ def test_replays_share_steps_and_memory_with_others_and_stay_exact() -> None:
             engine.check_integrity()
             if not engine.has_work():
                 return exports, swapped_at
-            swapped = engine._sequences["1"].image if "1" in engine._sequences else None
+            sequence = engine._requests.find("1")
+            swapped = sequence.image if sequence else None
             if swapped is not None and swapped.state:
                 swapped_at.add(swapped.state_tokens)
         raise AssertionError("the engine does not come to an end")

@@ -213,7 +213,7 @@ class WatchedVote(LocalVote):
 async def test_an_idle_engine_sleeps_until_work_comes() -> None:
     engine, runner = make_engine()
     vote = WatchedVote()
-    engine._vote = vote
+    engine._agreement.vote = vote
     async with running(engine) as serving:
         for number in range(1, 4):
             await until(lambda: vote.is_asleep)
@@ -239,7 +239,7 @@ async def test_a_rest_with_commands_pending_goes_through_the_doorbell_too() -> N
                 during_vote.pop()()
             return super().reduce_max(vector)
 
-    engine._vote = vote = InterruptedVote()
+    engine._agreement.vote = vote = InterruptedVote()
     async with running(engine) as serving:
         await until(lambda: vote.is_asleep)
         applied = threading.Event()
@@ -301,7 +301,7 @@ async def test_a_group_is_complete_once_all_have_voted() -> None:
             assert peers_come.wait(BOUND_S)
             return super().reduce_max(vector)
 
-    engine._vote = PatientVote()
+    engine._agreement.vote = PatientVote()
     async with running(engine) as serving:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):

@@ -87,7 +87,7 @@ class Group:
             runner.__class__ = CollectiveRunner
             assert isinstance(runner, CollectiveRunner)
             runner.rank, runner.meeting = rank, self.meeting
-            engine._vote = ThreadVote(rank, self.votes)
+            engine._agreement.vote = ThreadVote(rank, self.votes)
             self.engines.append(engine)
             self.runners.append(runner)
 
@@ -166,7 +166,7 @@ def test_one_gathered_vote_tells_the_rows_of_every_rank(late: bool, pages: int) 
     """Announced rows are equal on all ranks, and no rank brings more, also when memory is short."""
     group = Group(EngineRole.NORMAL, 3, num_pages=pages, late_scheduling=late)
     for engine in group.engines:
-        engine._gathers_rows = True
+        engine._agreement.gathers_rows = True
     asked: dict[int, list[EngineRequest]] = {0: [], 1: []}
 
     def arrive(rank: int, number: int) -> EngineRequest | None:
@@ -243,7 +243,7 @@ def test_ranks_with_different_settings_do_not_start() -> None:
     group.engines[1], _ = make_engine(
         role=EngineRole.DECODE, rank=1, num_ranks=2, late_scheduling=True
     )
-    group.engines[1]._vote = ThreadVote(1, group.votes)
+    group.engines[1]._agreement.vote = ThreadVote(1, group.votes)
     group.run(lambda rank, number: None)
     # Whoever sees it first breaks the meeting of the other.
     texts = [str(group.errors[rank]) for rank in range(2)]

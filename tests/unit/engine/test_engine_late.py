@@ -78,7 +78,7 @@ class GatedRunner(ToyRunner):
 def test_the_next_step_is_agreed_and_its_pages_are_taken_while_one_runs() -> None:
     engine, runner = make_engine(role=EngineRole.DECODE, late_scheduling=True)
     vote = Watched()
-    engine._vote = vote
+    engine._agreement.vote = vote
     runner.__class__ = GatedRunner
     assert isinstance(runner, GatedRunner)
     runner.gate = threading.Event()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.engine import STOP_EPOCH
+from engine.agreement import STOP_EPOCH
 from engine.parallel.experts import Placement, PlacementSwap, plan, transfers
 from engine.parallel.experts.swap import FIRST_EPOCH
 from engine.parallel.layout import ExpertSlots
