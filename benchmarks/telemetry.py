@@ -1,10 +1,12 @@
 """What traces and metrics cost: tokens a second of the same system with them and without, one run.
 
-    python -m benchmarks.telemetry --json [--rounds 12] [--clients 8]
+    python -m benchmarks.telemetry --json [--rounds 12] [--starts 4] [--clients 8]
 
 Starts three systems of the bundled model (1 prefill + 1 decode rank each) and a collector, and
-gives each of them the same load in turn, again and again, while the other two are idle. Prints one
-object on its last line:
+gives each of them the same load in turn, again and again, while the other two are idle. Two starts
+of the very same system differ as well, by where their memory came to lie, so the three are started
+anew several times, in another order each, and every start gives its share of the rounds. Prints
+one object on its last line:
 
     tokens_per_s: {off, sampled, all}: medians
         off      no endpoint for spans, nobody reads metrics
@@ -18,6 +20,10 @@ object on its last line:
     cpu_ms_per_token: {off, sampled, all}; cpu_overhead: {sampled, all}: {median, low, high, sure}
         the same in processor time of all processes of a system, which others on the machine change
         less; the ratio to `off`, minus 1
+    by_start: {overhead: {sampled, all}, cpu_overhead: {sampled, all}}
+        the median of each start alone, in their order: where these lie further apart than `low`
+        and `high`, it is the starts that differ and not the telemetry, `sure` is too narrow, since
+        pairs of one start are not independent, and more starts help where more rounds do not
     spans: {per_request, us, share}
         spans of one request over all processes; processor microseconds of one, measured alone in
         this process; both together over the processor time of a request: what `all` should cost
@@ -30,6 +36,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -71,6 +78,17 @@ class Measured:
     rates: dict[str, list[float]]
     cpu_ms: dict[str, list[float]]
     num_reads: int = 0
+
+    @classmethod
+    def joined(cls, parts: Sequence[Measured]) -> Measured:
+        """All rounds of several starts of the same systems."""
+        rates: dict[str, list[float]] = {name: [] for name in parts[0].rates}
+        cpu_ms: dict[str, list[float]] = {name: [] for name in parts[0].rates}
+        for part in parts:
+            for name in rates:
+                rates[name] += part.rates[name]
+                cpu_ms[name] += part.cpu_ms[name]
+        return cls(rates, cpu_ms, sum(part.num_reads for part in parts))
 
 
 @contextlib.contextmanager
@@ -179,9 +197,18 @@ async def load(client: AsyncClient, rng: random.Random, clients: int, tokens: in
 
 
 async def measure(
-    systems: Mapping[str, Mapping[str, Any]], *, rounds: int, clients: int, tokens: int
+    systems: Mapping[str, Mapping[str, Any]],
+    *,
+    rounds: int,
+    clients: int,
+    tokens: int,
+    first: int = 0,
 ) -> Measured:
-    """Every round of every system."""
+    """Every round of every system, after one that warms up.
+
+    Args:
+        first: Number of the warm-up; numbers seed prompts and order.
+    """
     found = Measured({name: [] for name in systems}, {name: [] for name in systems})
     pages = [page for name in systems if RATIOS[name] for page in pages_of(systems[name])]
     async with contextlib.AsyncExitStack() as stack:
@@ -191,7 +218,7 @@ async def measure(
         }
         async with asyncio.TaskGroup() as group:
             reader = group.create_task(read_pages(pages))
-            for number in range(rounds + 1):
+            for number in range(first, first + rounds + 1):
                 # Another order each time, so that nobody always runs after the same one.
                 names = list(systems)
                 random.Random(number).shuffle(names)
@@ -200,7 +227,7 @@ async def measure(
                     before = cpu_s(pids)
                     rate = await load(callers[name], random.Random(number), clients, tokens)
                     used = cpu_s(pids) - before
-                    if number:  # the first round warms up
+                    if number > first:
                         found.rates[name].append(rate)
                         found.cpu_ms[name].append(1e3 * used / (clients * tokens))
             reader.cancel()
@@ -303,46 +330,111 @@ def require_load(*, traces: int, spans: int, reads: int) -> None:
         )
 
 
+def shares(rounds: int, starts: int) -> list[int]:
+    """Rounds of each start, as even as they come.
+
+    Raises:
+        SystemExit: Fewer rounds than starts, or no start.
+    """
+    if not 0 < starts <= rounds:
+        raise SystemExit(
+            f"--starts {starts} with --rounds {rounds}: every start needs a round; give 1 to "
+            f"{max(rounds, 1)} starts, or more rounds"
+        )
+    return [rounds // starts + (number < rounds % starts) for number in range(starts)]
+
+
+def order_of(start: int) -> tuple[str, ...]:
+    """In which order the systems are started the n-th time; all six come before one repeats."""
+    orders = list(itertools.permutations(RATIOS))
+    # Backwards: so each of the three comes first in the four starts that are usual.
+    return orders[-start % len(orders)]
+
+
+def overheads(found: Measured) -> dict[str, dict[str, dict[str, Any]]]:
+    """`overhead` and `cpu_overhead` of both systems that are compared with `off`."""
+    names = [name for name in RATIOS if name != "off"]
+    return {
+        "overhead": {name: overhead_of(found.rates, name, more_is_better=True) for name in names},
+        "cpu_overhead": {
+            name: overhead_of(found.cpu_ms, name, more_is_better=False) for name in names
+        },
+    }
+
+
+def by_start(parts: Sequence[Measured]) -> dict[str, dict[str, list[float]]]:
+    """The medians of each start alone."""
+    alone = [overheads(part) for part in parts]
+    return {
+        what: {name: [one[what][name]["median"] for one in alone] for name in alone[0][what]}
+        for what in alone[0]
+    }
+
+
+def measure_starts(
+    collector: str, rounds: Sequence[int], *, clients: int, tokens: int
+) -> tuple[list[Measured], int, int]:
+    """Starts the systems so many times; returns figures of each, traces, and spans of a request."""
+    parts, num_traces, num_spans = [], 0, 0
+    for start, share in enumerate(rounds):
+        with contextlib.ExitStack() as stack:
+            systems = {
+                name: stack.enter_context(running(name, collector)) for name in order_of(start)
+            }
+            parts.append(
+                asyncio.run(
+                    measure(
+                        {name: systems[name] for name in RATIOS},
+                        rounds=share,
+                        clients=clients,
+                        tokens=tokens,
+                        first=start * (max(rounds) + 1),
+                    )
+                )
+            )
+            if start == len(rounds) - 1:
+                time.sleep(_SENT_S)  # what the last round left is still in the processes
+                num_traces = traces_at(collector)
+                num_spans = asyncio.run(
+                    spans_of_a_request(systems["all"]["address"], collector, tokens)
+                )
+    return parts, num_traces, num_spans
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.telemetry", description=__doc__)
     parser.add_argument("--json", action="store_true", help="only the object, on one line")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=12, help="of all starts together")
+    parser.add_argument("--starts", type=int, default=4, help="how often the systems are started")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        collector = stack.enter_context(process("cli.traces.collector"))["address"]
-        systems = {name: stack.enter_context(running(name, collector)) for name in RATIOS}
-        found = asyncio.run(
-            measure(systems, rounds=options.rounds, clients=options.clients, tokens=options.tokens)
+    rounds = shares(options.rounds, options.starts)
+    with process("cli.traces.collector") as said:
+        parts, num_traces, num_spans = measure_starts(
+            said["address"], rounds, clients=options.clients, tokens=options.tokens
         )
-        time.sleep(_SENT_S)  # what the last round left is still in the processes
-        num_traces = traces_at(collector)
-        num_spans = asyncio.run(
-            spans_of_a_request(systems["all"]["address"], collector, options.tokens)
-        )
+    found = Measured.joined(parts)
     require_load(traces=num_traces, spans=num_spans, reads=found.num_reads)
     each_us = span_us()
     request_us = 1e3 * median(found.cpu_ms["off"]) * options.tokens
+    totals = overheads(found)
     result = {
         "tokens_per_s": {name: round(median(values), 1) for name, values in found.rates.items()},
-        "overhead": {
-            name: overhead_of(found.rates, name, more_is_better=True) for name in ("sampled", "all")
-        },
+        "overhead": totals["overhead"],
         "cpu_ms_per_token": {
             name: round(median(values), 3) for name, values in found.cpu_ms.items()
         },
-        "cpu_overhead": {
-            name: overhead_of(found.cpu_ms, name, more_is_better=False)
-            for name in ("sampled", "all")
-        },
+        "cpu_overhead": totals["cpu_overhead"],
+        "by_start": by_start(parts),
         "spans": {
             "per_request": num_spans,
             "us": round(each_us, 1),
             "share": round(num_spans * each_us / request_us, 5),
         },
         "rounds": options.rounds,
+        "starts": options.starts,
         "clients": options.clients,
         "traces": num_traces,
         "reads": found.num_reads,

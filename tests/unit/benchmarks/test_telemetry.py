@@ -10,13 +10,18 @@ import pytest
 from benchmarks.telemetry import (
     _SENT_S,
     RATIOS,
+    Measured,
+    by_start,
     cpu_s,
     interval_of_median,
     measure,
+    order_of,
     overhead_of,
+    overheads,
     process,
     require_load,
     running,
+    shares,
     span_us,
     traces_at,
 )
@@ -41,6 +46,34 @@ def test_how_sure_a_median_is() -> None:
     assert interval_of_median(range(1, 101)) == (40, 61)
     assert interval_of_median([3.0, 1.0, 2.0]) == (1.0, 3.0)
     assert interval_of_median([7.0]) == (7.0, 7.0)
+
+
+def test_starts_share_the_rounds_and_begin_in_other_orders() -> None:
+    assert shares(10, 4) == [3, 3, 2, 2]
+    assert shares(1, 1) == [1]
+    for rounds, starts in ((3, 4), (4, 0)):
+        with pytest.raises(SystemExit, match=f"--starts {starts} with --rounds {rounds}: every"):
+            shares(rounds, starts)
+    orders = [order_of(start) for start in range(6)]
+    assert len(set(orders)) == 6
+    assert all(set(order) == set(RATIOS) for order in orders)
+    assert {order[0] for order in orders[:4]} == set(RATIOS)
+
+
+def test_a_start_that_differs_is_seen_beside_all_of_them() -> None:
+    def start(sampled: float, everything: float) -> Measured:
+        rates = {"off": [100.0, 100.0], "sampled": [sampled] * 2, "all": [everything] * 2}
+        return Measured(rates, {name: [1.0, 1.0] for name in rates}, num_reads=3)
+
+    parts = [start(99.0, 90.0), start(99.0, 110.0), start(98.0, 100.0)]
+    assert by_start(parts) == {
+        "overhead": {"sampled": [0.01, 0.01, 0.02], "all": [0.1, -0.1, 0.0]},
+        "cpu_overhead": {"sampled": [0.0, 0.0, 0.0], "all": [0.0, 0.0, 0.0]},
+    }
+    together = Measured.joined(parts)
+    assert together.num_reads == 9
+    assert together.rates["all"] == [90.0, 90.0, 110.0, 110.0, 100.0, 100.0]
+    assert overheads(together)["overhead"]["all"]["median"] == 0.0
 
 
 def test_processor_time_only_grows() -> None:
