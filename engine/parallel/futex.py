@@ -13,6 +13,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import platform
+from functools import cache
+from typing import Any
 
 _SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98}
 _WAIT = 0
@@ -50,8 +52,7 @@ class FutexWord:
         self._word = ctypes.c_int32.from_buffer(buffer, offset)
         self._address = ctypes.c_void_p(ctypes.addressof(self._word))
         self._timeout = _Timespec()
-        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
-        self._wake_syscall = ctypes.PyDLL(None).syscall
+        self._syscall, self._wake_syscall = _syscalls()
 
     def load(self) -> int:
         """Reads the word."""
@@ -88,6 +89,15 @@ class FutexWord:
     def close(self) -> None:
         """Lets go of the buffer, so that its mapping can be closed."""
         del self._word, self._address
+
+
+@cache
+def _syscalls() -> tuple[Any, Any]:
+    """The system call without the interpreter lock and with it (foreign functions have no type).
+
+    Opened once: each opening makes classes, which costs more than everything else about a word.
+    """
+    return ctypes.CDLL(None, use_errno=True).syscall, ctypes.PyDLL(None).syscall
 
 
 def needs_fence() -> bool:
