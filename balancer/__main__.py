@@ -6,7 +6,7 @@ import asyncio
 import sys
 from importlib import metadata
 
-from balancer.config import FOREIGN_SECTIONS, BalancerSettings
+from balancer.config import BalancerSettings
 from balancer.recording import RecordingError
 from balancer.remote.handoffs import open_handoffs
 from balancer.service import serve
@@ -17,6 +17,7 @@ from runtime.errors import ExitCode
 from runtime.logging import configure_logging
 from runtime.metrics import Metrics
 from runtime.metrics.page import PageError
+from runtime.sections import foreign_to
 from runtime.serve import ListenError, StopSignals
 from runtime.settings import SettingsError, load_process
 from runtime.startup import exits
@@ -74,7 +75,7 @@ def main() -> int:
         prog=_PROG,
         description="Front door of the system.",
         example=f"{_PROG} --model models/tiny-v4 --store redis://127.0.0.1:6379 --port 50051",
-        foreign_sections=FOREIGN_SECTIONS,
+        foreign_sections=foreign_to(BalancerSettings),
         check=lambda found: plan_of(found.tracing),
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "balancer"})

@@ -21,10 +21,6 @@ from runtime.settings import Settings, setting
 from runtime.tls import TlsSettings
 from runtime.tracing.settings import TracingSettings
 
-FOREIGN_SECTIONS = ("group", "engine", "publish", "fetch", "announce", "events")
-"""Sections of prefill and decode that may stand in a shared file or environment."""
-
-
 _ROUTING, _FLOPS = RoutingOptions(), FlopCount()
 _CONTROL_CALLS = 128  # heartbeats, probes and the like that are served beside requests
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.errors import usage
+from runtime.sections import foreign_to
 from runtime.settings import Settings, SettingsError, load
 from runtime.tls import TlsSettings
 
@@ -64,11 +65,8 @@ def tls_settings() -> TlsSettings:
     Raises:
         CommandError: It cannot be.
     """
-    from cli.config import ROLES, settings_class
-
-    foreign = {section for role in ROLES for section in settings_class(role).model_fields}
     try:
-        return load(_CallerSettings, foreign_sections=foreign - {"tls"}).value.tls
+        return load(_CallerSettings, foreign_sections=foreign_to(_CallerSettings)).value.tls
     except SettingsError as error:
         raise usage(str(error)) from error
 

@@ -84,12 +84,11 @@ def load_role(role: str, file: Path | None) -> Loaded[Settings]:
     Raises:
         CommandError: They cannot be used.
     """
+    from runtime.sections import foreign_to
     from runtime.settings import SettingsError, load
 
     cls = settings_class(role)
-    # One file or environment may serve all roles, so sections of other roles are no mistakes.
-    sections = {section for name in ROLES for section in settings_class(name).model_fields}
-    foreign = sections - set(cls.model_fields)
+    foreign = foreign_to(cls)
     try:
         try:
             return load(cls, file=file, foreign_sections=foreign)

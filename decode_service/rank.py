@@ -14,6 +14,7 @@ from disagg.v1 import decode_pb2_grpc
 from engine.config import EngineRole
 from engine.parallel.worker import RankContext
 from runtime.budget import Budget
+from runtime.sections import foreign_to
 from serving import rank
 from serving.events import publish_events
 from serving.role import Parts, Role, Service
@@ -71,7 +72,7 @@ ROLE = Role(
     description="Ticket to tokens.",
     settings=DecodeSettings,
     # A file or environment may hold the settings of all roles; these sections are not ours.
-    foreign_sections=("admission", "auth", "handoff", "membership", "publish", "routing"),
+    foreign_sections=foreign_to(DecodeSettings),
     service=SERVICE,
     work=WORK,
     errors=error_map,

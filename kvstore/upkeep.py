@@ -31,6 +31,7 @@ from runtime.masking import mask_url
 from runtime.metrics import Metrics
 from runtime.metrics.page import MetricsSettings, PageError, serving_page
 from runtime.rank import installed_version
+from runtime.sections import foreign_to
 from runtime.settings import Settings, load_process, setting
 from runtime.startup import exits
 
@@ -197,6 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog=PROG,
         description="A private KV store, and its janitor.",
         example=f"{PROG} --directory /run/disagg-store",
+        foreign_sections=foreign_to(UpkeepSettings),
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "store"})
     stop = threading.Event()

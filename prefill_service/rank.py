@@ -12,6 +12,7 @@ from prefill_service.config import PrefillSettings
 from prefill_service.prefill import PrefillPath
 from prefill_service.server import SERVICE, WORK, PrefillServicer, error_map
 from runtime.budget import Budget
+from runtime.sections import foreign_to
 from serving import rank
 from serving.events import publish_events
 from serving.role import Parts, Role, Service
@@ -53,7 +54,7 @@ ROLE = Role(
     description="Prompt to ticket.",
     settings=PrefillSettings,
     # A file or environment may hold the settings of all roles; these sections are not ours.
-    foreign_sections=("admission", "auth", "fetch", "handoff", "membership", "routing"),
+    foreign_sections=foreign_to(PrefillSettings),
     service=SERVICE,
     work=WORK,
     errors=error_map,
