@@ -53,7 +53,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
@@ -62,6 +61,7 @@ from benchmarks.serving import MODEL
 from client import AsyncClient, Sampling
 from disagg.v1 import membership_pb2, membership_pb2_grpc, traces_pb2, traces_pb2_grpc
 from runtime.clock import SystemClock
+from runtime.tracing.encoding import encode
 from runtime.tracing.recording import OtelTracer
 
 SEED = 0
@@ -302,7 +302,7 @@ class _Encoding(SpanExporter):
     """Makes the bytes that would be sent."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        encode_spans(spans).SerializeToString()
+        encode(spans).SerializeToString()
         return SpanExportResult.SUCCESS
 
 

@@ -134,9 +134,9 @@ def _exporter(plan: TracingPlan) -> SpanExporter:
                 [f"tracing endpoint {plan.endpoint!r}: OTLP over HTTP needs http:// or https://"]
             )
         return HttpExporter(endpoint=plan.endpoint)
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from runtime.tracing.encoding import Exporter
 
-    return OTLPSpanExporter(
+    return Exporter(
         endpoint=plan.endpoint,
         insecure=not plan.endpoint.startswith("https://"),
     )
