@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,12 +57,16 @@ level = "debug"
 
 @pytest.mark.parametrize("main", [balancer, prefill, decode, store])
 def test_one_file_serves_all_parts(
-    main: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    main: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "all.toml"
+    monkeypatch.setattr(sys, "argv", ["part", "--config", str(file), "--check-config"])
     for more, code in (("", 0), ("[htpp]\nport = 1\n", 2)):
         file.write_text(SHARED + more)
         with pytest.raises(SystemExit) as caught:
-            main(["--config", str(file), "--check-config"])
+            main()
         assert caught.value.code == code, capsys.readouterr().err
     assert "unknown setting htpp.port" in capsys.readouterr().err
