@@ -28,6 +28,10 @@ _KINDS: Final[Mapping[Kind, SpanKind]] = {
     "client": SpanKind.CLIENT,
     "server": SpanKind.SERVER,
 }
+_FLAGS: Final = {
+    True: TraceFlags(TraceFlags.SAMPLED),
+    False: TraceFlags(TraceFlags.DEFAULT),
+}
 _UNSET: Final = Status(StatusCode.UNSET)
 _ERROR: Final = Status(StatusCode.ERROR)
 _PLAIN: Final = frozenset({str, bool, int, float})
@@ -150,6 +154,6 @@ def to_sdk(context: TraceContext) -> SpanContext:
         trace_id=context.trace_id,
         span_id=context.span_id,
         is_remote=True,
-        trace_flags=TraceFlags(TraceFlags.SAMPLED if context.is_sampled else TraceFlags.DEFAULT),
+        trace_flags=_FLAGS[context.is_sampled],
         trace_state=TraceState.from_header([context.state]) if context.state else None,
     )

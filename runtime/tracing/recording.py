@@ -57,6 +57,7 @@ SERVER_FAULTS: Final = frozenset(
 """Codes that are a server's own fault; the others are the caller's, and no error of its span."""
 
 _EDGE_KINDS: Final = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NOWHERE: Final = Context()
 """An empty context, not the one in force: nothing of ours depends on hidden variables."""
 
@@ -72,7 +73,6 @@ class Edge:
 
     trace_id: int
     name: str
-    flags: TraceFlags
     state: TraceState
     state_text: str
     baggage: Mapping[str, str]
@@ -154,11 +154,9 @@ class OtelTracer(Tracer):
         at: float | None = None,
     ) -> Span:
         """Begins a trace, or what this process does in one that came in; here is sampled."""
-        above, context, flags = None, _NOWHERE, TraceFlags.DEFAULT
+        above, context = None, _NOWHERE
         if parent is None:
             trace_id = self._ids.generate_trace_id()
-            if self._ids.is_trace_id_random():
-                flags = TraceFlags.RANDOM_TRACE_ID
         else:
             trace_id = parent.trace_id
             above = to_sdk(parent)
@@ -170,7 +168,6 @@ class OtelTracer(Tracer):
             edge = Edge(
                 trace_id=trace_id,
                 name=f"{trace_id:032x}",
-                flags=TraceFlags(flags | TraceFlags.SAMPLED),
                 state=state,
                 state_text=state.to_header(),
                 baggage=baggage,
@@ -197,7 +194,7 @@ class OtelTracer(Tracer):
     ) -> RecordedSpan:
         """Begins a span that is recorded, whatever it stands below."""
         context = SpanContext(
-            edge.trace_id, self._ids.generate_span_id(), False, edge.flags, edge.state
+            edge.trace_id, self._ids.generate_span_id(), False, _SAMPLED, edge.state
         )
         return RecordedSpan(self, edge, name, kind, context, parent, attributes, self.time_ns(at))
 
