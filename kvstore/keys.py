@@ -129,6 +129,7 @@ class KeyName(NamedTuple):
     segment: int = 0
 
 
+_MAX_DIGITS = 5  # of a component, rank or segment: 16 bits in a header
 _CONTROL_KINDS = {b"h": "body", b"l": "lease", b"a": "attempt"}
 
 
@@ -140,7 +141,7 @@ def parse_key(key: bytes) -> KeyName:
         case [b"dkv1", fingerprint, b"m", name]:
             return KeyName("index", fingerprint.decode("ascii", "replace"), _unbraced(name))
         case [b"dkv1", fingerprint, b"b" | b"t", name, component, b"0", segment] if (
-            component.isdigit() and segment.isdigit() and int(component) in _COMPONENTS
+            _is_number(component) and _is_number(segment) and int(component) in _COMPONENTS
         ):
             return KeyName(
                 Component(int(component)).kind,
@@ -149,6 +150,11 @@ def parse_key(key: bytes) -> KeyName:
                 int(segment),
             )
     return KeyName("unknown")
+
+
+def _is_number(text: bytes) -> bool:
+    # Whoever can write to the store can write a key of any length; `int` refuses long numbers.
+    return text.isdigit() and len(text) <= _MAX_DIGITS
 
 
 def _unbraced(name: bytes) -> str:

@@ -131,6 +131,8 @@ def test_a_chain_of_any_length_has_the_keys_of_its_blocks(
         b"dkv1:0011223344556677:b:{00}:1:0:-1",
         b"dkv1:0011223344556677:b:{00}:1:0",
         b"dkv1:0011223344556677:b:{00}:1:0:0:0",
+        b"dkv1:0011223344556677:b:{00}:1:0:" + b"9" * 5000,
+        b"dkv1:0011223344556677:b:{00}:" + b"1" * 5000 + b":0:0",
     ],
 )
 def test_what_is_not_ours_is_unknown(key: bytes) -> None:
