@@ -144,8 +144,12 @@ def collect(into: Collected, attributes: Attributes | Mapping[str, Any]) -> None
     """Adds attributes, the newest last, as the SDK orders them."""
     for key, value in attributes.items():
         into.pop(key, None)
-        # Whatever else it is may change later, or cannot be sent: the SDK knows what to do with it.
-        into[key] = value if type(value) in _PLAIN else BoundedAttributes(None, {key: value})[key]
+        if type(value) in _PLAIN:
+            into[key] = value
+        else:
+            # It may change later, or cannot be sent: the SDK copies it, turns it into text, or
+            # leaves it out with a warning.
+            into.update(BoundedAttributes(None, {key: value}))
 
 
 def to_sdk(context: TraceContext) -> SpanContext:
