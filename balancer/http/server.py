@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import math
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import cast
 
 import uvicorn
@@ -28,14 +28,35 @@ _log = get_logger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Tells when it listens, and leaves signals alone."""
+    """Tells when it listens, and leaves signals alone.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    Args:
+        handshake_timeout_s: What a TLS handshake may take; uvicorn would give it a minute.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, handshake_timeout_s: float) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
+        self._handshake_timeout_s = handshake_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        config = self.config
+        make = cast("Callable[..., asyncio.Protocol]", config.http_protocol_class)
+
+        def connection() -> asyncio.Protocol:
+            return make(config=config, server_state=self.server_state, app_state={})
+
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                connection,
+                sock=listener,
+                ssl=config.ssl,
+                ssl_handshake_timeout=self._handshake_timeout_s if config.ssl else None,
+                backlog=config.backlog,
+            )
+            for listener in sockets or []
+        ]
+        self.started = True
         self.is_listening.set()
 
     @contextlib.contextmanager
@@ -91,7 +112,7 @@ async def serving(
         timeout_graceful_shutdown=math.ceil(settings.grace_s),
         ssl_context_factory=None if identity is None else lambda *_: identity.http(),
     )
-    server = _Server(config)
+    server = _Server(config, handshake_timeout_s=settings.head_timeout_s)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]), name="http")

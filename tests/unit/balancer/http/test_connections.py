@@ -14,6 +14,9 @@ from balancer.config import HttpSettings
 from balancer.http.connections import CallLimit
 from balancer.http.server import serving
 from runtime.metrics import Metrics
+from runtime.security import open_security
+from runtime.tls import TlsSettings
+from tests.fakes.certificates import dev_certificates, tls_section
 
 pytestmark = pytest.mark.medium
 REFUSED = "disagg_http_refused_total"
@@ -55,6 +58,19 @@ async def test_a_head_that_does_not_come_is_not_waited_for() -> None:
             assert await is_closed(reader)
             writer.close()
         assert metrics.value(REFUSED, cause="slow_head") == metrics.value(REFUSED) == 3
+
+
+async def test_a_tls_handshake_that_does_not_come_is_not_waited_for() -> None:
+    tls = TlsSettings.model_validate(tls_section(dev_certificates(), "tls"))
+    security = open_security(tls, role="balancer", metrics=Metrics())
+    settings = HttpSettings(port=0, head_timeout_s=0.05)
+    async with serving(hello, settings, security) as address:
+        host, port = address.split(":")
+        for first in (b"", b"\x16\x03\x01\x02"):  # nothing, and the begin of a hello
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(first)
+            assert await is_closed(reader)
+            writer.close()
 
 
 async def test_sockets_that_trickle_push_one_another_out() -> None:
