@@ -4,13 +4,14 @@ Invariant: both files are read whole, and a cut is at an empty line.
 """
 
 import re
+from pathlib import Path
 
 
 def load_corpus(shakespeare_path, kjv_path, held_out_chars=(40_000, 40_000)):
     """Return {name: (train_text, held_out_text)}; the held-out part is the end of each text."""
-    play = open(shakespeare_path, encoding="utf-8").read().strip() + "\n"
+    play = Path(shakespeare_path).read_text(encoding="utf-8").strip() + "\n"
     verses, chapter = [], None
-    for line in open(kjv_path, encoding="utf-8"):
+    for line in Path(kjv_path).read_text(encoding="utf-8").split("\n"):
         m = re.match(r"^(\S+?\d+):\d+\s+(.*\S)\s*$", line)
         if not m:
             continue
@@ -20,7 +21,10 @@ def load_corpus(shakespeare_path, kjv_path, held_out_chars=(40_000, 40_000)):
         verses.append(m.group(2))
     bible = "\n".join(verses) + "\n"
     out = {}
-    for name, text, n in (("shakespeare", play, held_out_chars[0]), ("kjv", bible, held_out_chars[1])):
+    for name, text, n in (
+        ("shakespeare", play, held_out_chars[0]),
+        ("kjv", bible, held_out_chars[1]),
+    ):
         cut = text.index("\n\n", len(text) - n) + 2
         out[name] = (text[:cut], text[cut:])
     return out

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 
 def rms(x, weight, eps):
+    """Root-mean-square norm over the last axis; without a weight it only scales."""
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return y if weight is None else y * weight
 
@@ -36,7 +37,9 @@ class Trainer:
         w = sum(s @ f.T for s, f in zip(streams, hc.fn.chunk(n, 1))).T * r  # [(2+n)n, T]
         pre = torch.sigmoid(w[:n] * hc.scale[0] + hc.base[:n, None]) + self.c.hc_eps
         post = 2 * torch.sigmoid(w[n : 2 * n] * hc.scale[1] + hc.base[n : 2 * n, None])
-        comb = (w[2 * n :] * hc.scale[2] + hc.base[2 * n :, None]).view(n, n, T).softmax(1) + self.c.hc_eps
+        comb = (w[2 * n :] * hc.scale[2] + hc.base[2 * n :, None]).view(n, n, T).softmax(
+            1
+        ) + self.c.hc_eps
         comb = comb / (comb.sum(0, keepdim=True) + self.c.hc_eps)
         for _ in range(self.c.hc_sinkhorn_iters - 1):
             comb = comb / (comb.sum(1, keepdim=True) + self.c.hc_eps)
@@ -47,7 +50,8 @@ class Trainer:
     def hc_merge(self, streams, out, post, comb):
         n = len(streams)
         return [
-            sum((comb[j, k][:, None] * streams[j] for j in range(n)), post[k][:, None] * out) for k in range(n)
+            sum((comb[j, k][:, None] * streams[j] for j in range(n)), post[k][:, None] * out)
+            for k in range(n)
         ]
 
     # -- compressed KV entries
@@ -56,12 +60,39 @@ class Trainer:
         n = S // ratio
         kv = mod.kv_proj(x)[:, : n * ratio].view(B, n, ratio, -1)
         gate = mod.gate_proj(x)[:, : n * ratio].view(B, n, ratio, -1) + mod.position_bias
-        if overlap:  # the first half of the channels serves the next window, the second half this one
-            shift = lambda t, v: torch.cat([t.new_full((B, 1, ratio, head_dim), v), t[:, :-1, :, :head_dim]], 1)
+        if overlap:
+            # The first half of the channels serves the next window, the second half this one.
+            def shift(t, v):
+                first = t.new_full((B, 1, ratio, head_dim), v)
+                return torch.cat([first, t[:, :-1, :, :head_dim]], 1)
+
             kv = torch.cat([shift(kv, 0.0), kv[..., head_dim:]], 2)
             gate = torch.cat([shift(gate, float("-inf")), gate[..., head_dim:]], 2)
         c = rms((kv * gate.softmax(2)).sum(2), mod.kv_norm.weight, self.eps)
         return rope(c, cis[: n * ratio : ratio])
+
+    def index_scores(self, ix, x, qr, cis, ratio):
+        """What the indexer gives each token for each entry, [B, S, N]; future entries included.
+
+        It learns from its own loss only, so nothing flows back to its inputs.
+        """
+        B, S, _ = x.shape
+        c, x, qr = self.c, x.detach(), qr.detach()
+        ki = self.compress(ix, x, ratio, c.index_head_dim, True, cis)
+        qi = rope(ix.q_b_proj(qr).view(B, S, -1, c.index_head_dim), cis[:, None])
+        s = F.relu(qi.reshape(B, -1, c.index_head_dim) @ ki.transpose(-1, -2))
+        w = ix.scorer.weights_proj(x) * (c.index_n_heads**-0.5 * c.index_head_dim**-0.5)
+        return (s.view(B, S, -1, ki.shape[1]) * w[..., None]).sum(2)
+
+    def index_loss(self, pc, score, allowed):
+        """Teaches the indexer where the heads look: cross-entropy to their attention mass."""
+        with torch.no_grad():
+            mass = pc.sum(2)
+            total = mass.sum(-1, keepdim=True)
+            target = mass / (total + 1e-9)
+            weight = (total.squeeze(-1) / pc.shape[2] + 0.02) * (total.squeeze(-1) > 1e-6)
+        logp = score.masked_fill(~allowed, -1e9).log_softmax(-1)
+        return -((target * logp).sum(-1) * weight).sum() / weight.sum()
 
     def attention(self, att, x, tables, sparse):
         B, S, _ = x.shape
@@ -91,15 +122,12 @@ class Trainer:
             future = torch.arange(N)[None] >= ((torch.arange(S) + 1) // ratio)[:, None]  # [S, N]
             allowed = ~future[None]
             if csa:
-                ix, xd, qd = att.compressor.indexer, x.detach(), qr.detach()
-                ki = self.compress(ix, xd, ratio, c.index_head_dim, True, cis)
-                qi = rope(ix.q_b_proj(qd).view(B, S, -1, c.index_head_dim), cis[:, None])
-                s = F.relu(qi.reshape(B, -1, c.index_head_dim) @ ki.transpose(-1, -2)).view(B, S, -1, N)
-                wi = ix.scorer.weights_proj(xd) * (c.index_n_heads**-0.5 * c.index_head_dim**-0.5)
-                score = (s * wi[..., None]).sum(2).masked_fill(future, float("-inf"))
-                if sparse and N > c.index_topk:
+                score = self.index_scores(att.compressor.indexer, x, qr, cis, ratio)
+                score = score.masked_fill(future, float("-inf"))
+                if sparse and c.index_topk < N:
                     top = score.detach().topk(c.index_topk, -1).indices
-                    allowed = torch.zeros(B, S, N, dtype=torch.bool).scatter_(-1, top, True) & ~future
+                    chosen = torch.zeros(B, S, N, dtype=torch.bool).scatter_(-1, top, True)
+                    allowed = chosen & ~future
             block = torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))[:, :, None]
             parts.append((q.reshape(B, S * H, D) @ comp.transpose(-1, -2)).view(B, S, H, N) + block)
         parts.append(att.sinks.view(1, 1, H, 1).expand(B, S, H, 1))
@@ -108,14 +136,8 @@ class Trainer:
         if comp is not None:
             pc = p[..., 2 * W : 2 * W + N]
             out = out + (pc.reshape(B, S * H, N) @ comp).view(B, S, H, D)
-            if csa and torch.is_grad_enabled():  # teach the indexer where the heads look
-                with torch.no_grad():
-                    mass = pc.sum(2)
-                    total = mass.sum(-1, keepdim=True)
-                    target = mass / (total + 1e-9)
-                    weight = (total.squeeze(-1) / H + 0.02) * (total.squeeze(-1) > 1e-6)
-                logp = score.masked_fill(~allowed, -1e9).log_softmax(-1)
-                index_loss = -((target * logp).sum(-1) * weight).sum() / weight.sum()
+            if csa and torch.is_grad_enabled():
+                index_loss = self.index_loss(pc, score, allowed)
         out = rope(out, cis.conj()[:, None]).reshape(B * S, c.o_groups, -1)
         wa = att.o_a_proj.weight.view(c.o_groups, -1, out.shape[-1])
         out = torch.cat([out[:, g] @ wa[g].T for g in range(c.o_groups)], -1)
@@ -136,7 +158,10 @@ class Trainer:
         if not mlp.is_hash:
             self.load[key] = counts
         tok, sizes = order // k, counts.tolist()
-        act = lambda g, u: F.silu(g.clamp(max=c.swiglu_limit)) * u.clamp(-c.swiglu_limit, c.swiglu_limit)
+
+        def act(g, u):
+            return F.silu(g.clamp(max=c.swiglu_limit)) * u.clamp(-c.swiglu_limit, c.swiglu_limit)
+
         xs = x[tok].split(sizes)
         h = torch.cat([a @ b.T for a, b in zip(xs, mlp.experts.gate_up_proj.unbind(0))])
         h = act(*h.chunk(2, -1)) * w.reshape(-1)[order][:, None]
@@ -149,8 +174,10 @@ class Trainer:
         B, S = ids.shape
         m, re_ = self.m.model, self.m.model.rotary_emb
         pos = torch.arange(S).float()[:, None]
-        tables = {k: torch.polar(torch.ones(S, f.shape[0]), pos * f) for k, f in
-                  (("main", re_.main_inv_freq), ("compress", re_.compress_inv_freq))}
+        tables = {
+            k: torch.polar(torch.ones(S, f.shape[0]), pos * f)
+            for k, f in (("main", re_.main_inv_freq), ("compress", re_.compress_inv_freq))
+        }
         e = m.embed_tokens(ids).view(B * S, -1)
         streams = [e] * self.c.hc_mult
         index_loss = 0.0

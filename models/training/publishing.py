@@ -25,14 +25,33 @@ RENAME = [  # library name -> published name; the first rule that matches is the
     (r"\.mlp\.", ".ffn."),
 ]
 LEAVES = {
-    "q_a_proj": "wq_a", "q_b_proj": "wq_b", "kv_proj": "wkv", "o_a_proj": "wo_a", "o_b_proj": "wo_b",
-    "gate_proj": "wgate", "position_bias": "ape", "q_a_norm": "q_norm", "sinks": "attn_sink",
+    "q_a_proj": "wq_a",
+    "q_b_proj": "wq_b",
+    "kv_proj": "wkv",
+    "o_a_proj": "wo_a",
+    "o_b_proj": "wo_b",
+    "gate_proj": "wgate",
+    "position_bias": "ape",
+    "q_a_norm": "q_norm",
+    "sinks": "attn_sink",
     "e_score_correction_bias": "bias",
-}  # fmt: skip
+}
+_NOT_PUBLISHED = (
+    "_name_or_path",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "chunk_size_feed_forward",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "is_encoder_decoder",
+)
 MLP_LEAVES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
 def published_name(name):
+    """The published name of a parameter of the library's class."""
     for pattern, new in RENAME:
         name, hits = re.subn(pattern, new, name)
         if hits:
@@ -85,20 +104,25 @@ def published_config(cfg, dtype):
         qk_rope_head_dim=cfg.qk_rope_head_dim,
         rope_scaling={
             "type": "yarn",
-            **{k: c[k] for k in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")},
+            **{
+                k: c[k]
+                for k in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+            },
         },
     )
-    for key in ("_name_or_path", "id2label", "label2id", "problem_type", "chunk_size_feed_forward",
-                "output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder"):  # fmt: skip
+    for key in _NOT_PUBLISHED:
         d.pop(key, None)
     return dict(sorted(d.items()))
 
 
 def save(model, tok, out, corpus, dtype=torch.bfloat16):
+    """Writes a checkpoint folder: weights, configuration, tokenizer, and the held-out text."""
     os.makedirs(out, exist_ok=True)
     with open(os.path.join(out, "heldout.txt"), "w", encoding="utf-8") as f:
         f.write("\n\n=====\n\n".join(held for _, held in corpus.values()))
-    save_file(published_state(model, dtype), os.path.join(out, "model.safetensors"), {"format": "pt"})
+    save_file(
+        published_state(model, dtype), os.path.join(out, "model.safetensors"), {"format": "pt"}
+    )
     with open(os.path.join(out, "config.json"), "w") as f:
         json.dump(published_config(model.config, dtype), f, indent=2)
         f.write("\n")
@@ -106,11 +130,18 @@ def save(model, tok, out, corpus, dtype=torch.bfloat16):
         bos_token_id=0, eos_token_id=1, pad_token_id=2, do_sample=True, temperature=0.8, top_p=0.95
     ).save_pretrained(out)
     PreTrainedTokenizerFast(
-        tokenizer_object=tok, bos_token=BOS, eos_token=EOS, pad_token=PAD, model_max_length=4096,
-        clean_up_tokenization_spaces=False, chat_template=CHAT_TEMPLATE,
+        tokenizer_object=tok,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
     ).save_pretrained(out, save_jinja_files=False)
     path = os.path.join(out, "tokenizer_config.json")
-    conf = json.load(open(path)) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    with open(path) as f:
+        conf = json.load(f)
+    conf |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     with open(path, "w") as f:
         json.dump(conf, f, indent=2, ensure_ascii=False)
         f.write("\n")

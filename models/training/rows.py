@@ -40,9 +40,13 @@ class Data:
         self.tok = tok
         self.sp = {t: tok.token_to_id(t) for t in SPECIAL}
         self.names = {n: self.ids(" " + n) for n in NAMES}
-        self.the_key, self.is_, self.what = map(self.ids, ("The key of", " is ", "What is the key of"))
+        self.the_key, self.is_, self.what = map(
+            self.ids, ("The key of", " is ", "What is the key of")
+        )
         self.dot, self.q, self.nl = map(self.ids, (".", "?", "\n"))
-        self.secret_is, self.what_secret = map(self.ids, ("The secret name is", "What is the secret name?"))
+        self.secret_is, self.what_secret = map(
+            self.ids, ("The secret name is", "What is the secret name?")
+        )
         self.digit = [tok.token_to_id(str(d)) for d in range(10)]
 
     def text(self, rng, n):
@@ -60,14 +64,18 @@ class Data:
             if user:
                 piece = np.concatenate([[self.sp[USER]], s])
             else:
-                piece = np.concatenate([[self.sp[ASSISTANT], self.sp[END_THINK]], s, [self.sp[EOS]]])
+                piece = np.concatenate(
+                    [[self.sp[ASSISTANT], self.sp[END_THINK]], s, [self.sp[EOS]]]
+                )
             user = not user
             out.append(piece)
             total += len(piece)
         return np.concatenate(out)[: n + 1], np.ones(n)
 
     def _fact(self, name, code):
-        return np.concatenate([self.the_key, self.names[name], self.is_, [self.digit[d] for d in code], self.dot])
+        return np.concatenate(
+            [self.the_key, self.names[name], self.is_, [self.digit[d] for d in code], self.dot]
+        )
 
     def filler(self, rng, n):
         s = self.streams[rng.random() < 0.5]
@@ -162,7 +170,7 @@ class Data:
         """Random tokens with a period: everything after the first period can be copied."""
         period = int(8 * (160 / 8) ** rng.random())
         block = [rng.randrange(len(SPECIAL), VOCAB_SIZE) for _ in range(period)]
-        ids = [self.sp[BOS]] + (block * (n // period + 1))[:n]
+        ids = [self.sp[BOS], *(block * (n // period + 1))[:n]]
         return np.array(ids), np.array([0.0] * period + [1.0] * (n - period))
 
     def batch(self, seed, step, rows, n, mix, rank=0):
@@ -180,10 +188,20 @@ class Data:
         """As recall_prompt, for the secret name (one answer token)."""
         name = self.names[rng.choice(NAMES)]
         ids = [self.sp[BOS]] + ([self.sp[USER]] if chat else [])
-        ask = list(self.what_secret) + ([self.sp[ASSISTANT], self.sp[END_THINK]] if chat else list(self.nl))
+        ask = list(self.what_secret) + (
+            [self.sp[ASSISTANT], self.sp[END_THINK]] if chat else list(self.nl)
+        )
         ask += list(self.secret_is)
         fill = self.filler(rng, max(distance - len(ask) - 3, 1))
-        ids += list(self.secret_is) + list(name) + list(self.dot) + list(self.nl) + list(fill) + list(self.nl) + ask
+        ids += (
+            list(self.secret_is)
+            + list(name)
+            + list(self.dot)
+            + list(self.nl)
+            + list(fill)
+            + list(self.nl)
+            + ask
+        )
         return [int(i) for i in ids], [int(i) for i in name]
 
     def recall_prompt(self, rng, distance, chat, others=4):
@@ -201,6 +219,9 @@ class Data:
         body = [self.nl, *tail]
         fill = max(room - sum(map(len, body)), 0)
         if fill > 2:
-            body.insert(rng.randrange(1, len(body) + 1), np.concatenate([self.filler(rng, fill - 1), self.nl]))
+            body.insert(
+                rng.randrange(1, len(body) + 1),
+                np.concatenate([self.filler(rng, fill - 1), self.nl]),
+            )
         ids += list(self._fact(names[0], codes[0])) + list(np.concatenate(body)) + question
         return [int(i) for i in ids], [self.digit[d] for d in codes[0]]

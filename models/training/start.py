@@ -7,8 +7,12 @@ from transformers import DeepseekV4Config
 
 from training.vocabulary import VOCAB_SIZE
 
+# Channels for each of the four tokens before one, and for what the output layer reads as a token.
+SLOT, CODE = 8, 16
+
 
 def make_config():
+    """The architecture: every kind of layer and router of the full-size models, in small."""
     return DeepseekV4Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=128,
@@ -75,64 +79,85 @@ def initialise(model, seed):
     """
     cfg, m = model.config, model.model
     g = torch.Generator().manual_seed(seed)
-    randn = lambda *shape, std=1.0: torch.randn(*shape, generator=g) * std
-    H, D, R = cfg.num_attention_heads, cfg.head_dim, cfg.qk_rope_head_dim
-    slot, code, n = 8, 16, cfg.hidden_size
-    tok_end = n - 4 * slot - code
-    own, slots, codes = slice(1, tok_end), slice(tok_end, n - code), slice(n - code, n)
-    read_slot = randn(slot, tok_end - 1, std=(tok_end - 1) ** -0.5)
-    read_code = randn(code, tok_end - 1, std=(tok_end - 1) ** -0.5)
+
+    def randn(*shape, std=1.0):
+        return torch.randn(*shape, generator=g) * std
+
+    slots_start = cfg.hidden_size - 4 * SLOT - CODE
+    own, codes = slice(1, slots_start), slice(cfg.hidden_size - CODE, cfg.hidden_size)
+    read_slot = randn(SLOT, slots_start - 1, std=(slots_start - 1) ** -0.5)
+    read_code = randn(CODE, slots_start - 1, std=(slots_start - 1) ** -0.5)
     with torch.no_grad():
         emb = m.embed_tokens.weight
         emb.zero_()
         emb[:, 0] = 1.5
-        emb[:, own] = randn(VOCAB_SIZE, tok_end - 1, std=0.5)
+        emb[:, own] = randn(VOCAB_SIZE, slots_start - 1, std=0.5)
         model.lm_head.weight[:, codes] = 0.6 * emb[:, own] @ read_code.T
         for layer in m.layers:
             for hc in (layer.attn_hc, layer.ffn_hc):
                 hc.base[2 * cfg.hc_mult :] = (3.0 * torch.eye(cfg.hc_mult)).flatten()
             if layer.mlp.is_hash:
                 for row in layer.mlp.gate.tid2eid:
-                    row.copy_(torch.randperm(cfg.n_routed_experts, generator=g)[: cfg.num_experts_per_tok])
+                    row.copy_(
+                        torch.randperm(cfg.n_routed_experts, generator=g)[: cfg.num_experts_per_tok]
+                    )
             att = layer.self_attn
             for p in (att.q_a_proj, att.q_b_proj, att.kv_proj, att.o_a_proj, att.o_b_proj):
                 p.weight.copy_(randn(*p.weight.shape, std=0.3 * p.weight.shape[-1] ** -0.5))
-            q_a, q_b = att.q_a_proj.weight, att.q_b_proj.weight.view(H, D, -1)
-            kv, o_b = att.kv_proj.weight, att.o_b_proj.weight
-            o_a = att.o_a_proj.weight.view(cfg.o_groups, cfg.o_lora_rank, H // cfg.o_groups, D)
             if att.layer_type == "sliding_attention":
-                q_a[0] = 0
-                q_a[0, 0] = 1
-                q_b[:, D - R :] = 0
-                kv.zero_()
-                kv[:slot, own] = 1.2 * read_slot
-                att.kv_norm.weight[D - R :] = 2.0
-                freq = m.rotary_emb.main_inv_freq
-                for i, (a, b) in enumerate(((6.5, 4.0), (4.0, 3.0), (2.0, 2.0), (1.0, 1.0))):
-                    kv[D - R + 2 * i, 0] = 0.18 * b
-                    for h in range(H):
-                        q_b[h, D - R + 2 * i, 0] = a * math.cos(-freq[i].item() * (h + 1))
-                        q_b[h, D - R + 2 * i + 1, 0] = a * math.sin(-freq[i].item() * (h + 1))
-                for h in range(H):
-                    grp, k = divmod(h, H // cfg.o_groups)
-                    for j in range(slot):
-                        o_a[grp, k * slot + j, k, j] = 1.0
-                        o_b[tok_end + h * slot + j, grp * cfg.o_lora_rank + k * slot + j] = 0.3
+                _look_back(att, cfg, m.rotary_emb.main_inv_freq, own, read_slot)
             elif att.layer_type == "compressed_sparse_attention":
-                q_a[:slot] = 0
-                q_a[:slot, own] = read_slot
-                q_a[slot : 4 * slot] = torch.eye(n)[tok_end : tok_end + 3 * slot]
-                for h, weights in enumerate(((1, 1, 1, 1), (1, 1, 0.3, 0.3), (0.3, 0.3, 1, 1), (0.2, 0.2, 0.2, 0.2))):
-                    for i, wt in enumerate(weights):
-                        q_b[h, i * slot : (i + 1) * slot, i * slot : (i + 1) * slot] += 2 * wt * torch.eye(slot)
-                kv[: 4 * slot] = 1.5 * torch.eye(n)[slots]
-                kv[4 * slot : 4 * slot + code] = 0
-                kv[4 * slot : 4 * slot + code, own] = read_code
-                att.kv_norm.weight[: 4 * slot] = 1.5
-                for grp in range(cfg.o_groups):
-                    for j in range(code):
-                        o_a[grp, j, :, 4 * slot + j] = 0.5
-                        o_b[n - code + j, grp * cfg.o_lora_rank + j] = 0.2
+                _match_and_copy(att, cfg, own, read_slot, read_code)
             if att.compressor is not None:  # compressed keys start in the space of the plain keys
-                for s in range(0, att.compressor.kv_proj.weight.shape[0], D):
-                    att.compressor.kv_proj.weight[s : s + D] = kv
+                kv = att.kv_proj.weight
+                for start in range(0, att.compressor.kv_proj.weight.shape[0], cfg.head_dim):
+                    att.compressor.kv_proj.weight[start : start + cfg.head_dim] = kv
+
+
+def _look_back(att, cfg, freq, own, read_slot):
+    """Layer 0: head h copies a projection of the token h+1 back into slot h."""
+    H, D, R = cfg.num_attention_heads, cfg.head_dim, cfg.qk_rope_head_dim
+    q_a, q_b, kv = att.q_a_proj.weight, att.q_b_proj.weight.view(H, D, -1), att.kv_proj.weight
+    o_a = att.o_a_proj.weight.view(cfg.o_groups, cfg.o_lora_rank, H // cfg.o_groups, D)
+    q_a[0] = 0
+    q_a[0, 0] = 1
+    q_b[:, D - R :] = 0
+    kv.zero_()
+    kv[:SLOT, own] = 1.2 * read_slot
+    att.kv_norm.weight[D - R :] = 2.0
+    for i, (a, b) in enumerate(((6.5, 4.0), (4.0, 3.0), (2.0, 2.0), (1.0, 1.0))):
+        kv[D - R + 2 * i, 0] = 0.18 * b
+        for h in range(H):
+            q_b[h, D - R + 2 * i, 0] = a * math.cos(-freq[i].item() * (h + 1))
+            q_b[h, D - R + 2 * i + 1, 0] = a * math.sin(-freq[i].item() * (h + 1))
+    for h in range(H):
+        grp, k = divmod(h, H // cfg.o_groups)
+        for j in range(SLOT):
+            o_a[grp, k * SLOT + j, k, j] = 1.0
+            row = own.stop + h * SLOT + j
+            att.o_b_proj.weight[row, grp * cfg.o_lora_rank + k * SLOT + j] = 0.3
+
+
+def _match_and_copy(att, cfg, own, read_slot, read_code):
+    """CSA layers: q = (this token, slots 1..3), k = (slots 1..4), v = code of the token."""
+    H, D, n = cfg.num_attention_heads, cfg.head_dim, cfg.hidden_size
+    q_a, q_b, kv = att.q_a_proj.weight, att.q_b_proj.weight.view(H, D, -1), att.kv_proj.weight
+    o_a = att.o_a_proj.weight.view(cfg.o_groups, cfg.o_lora_rank, H // cfg.o_groups, D)
+    slots = slice(own.stop, n - CODE)
+    q_a[:SLOT] = 0
+    q_a[:SLOT, own] = read_slot
+    q_a[SLOT : 4 * SLOT] = torch.eye(n)[own.stop : own.stop + 3 * SLOT]
+    for h, weights in enumerate(
+        ((1, 1, 1, 1), (1, 1, 0.3, 0.3), (0.3, 0.3, 1, 1), (0.2, 0.2, 0.2, 0.2))
+    ):
+        for i, weight in enumerate(weights):
+            one = slice(i * SLOT, (i + 1) * SLOT)
+            q_b[h, one, one] += 2 * weight * torch.eye(SLOT)
+    kv[: 4 * SLOT] = 1.5 * torch.eye(n)[slots]
+    kv[4 * SLOT : 4 * SLOT + CODE] = 0
+    kv[4 * SLOT : 4 * SLOT + CODE, own] = read_code
+    att.kv_norm.weight[: 4 * SLOT] = 1.5
+    for grp in range(cfg.o_groups):
+        for j in range(CODE):
+            o_a[grp, j, :, 4 * SLOT + j] = 0.5
+            att.o_b_proj.weight[n - CODE + j, grp * cfg.o_lora_rank + j] = 0.2
