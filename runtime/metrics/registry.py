@@ -6,6 +6,7 @@ holds an id, and a label with more than `MAX_LABEL_VALUES` values continues as `
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,8 @@ from runtime.metrics.views import AliasView
 MAX_LABEL_VALUES = 100
 OVERFLOW_VALUE = "other"
 PROVIDER = "disagg"
+EXEMPLAR_INTERVAL = 16
+"""Observations of one series between two exemplars of a bucket, where they are recorded often."""
 
 _MAKERS = {"counter": prometheus_client.Counter, "gauge": prometheus_client.Gauge}
 # When a series began is of no use here, and would double their number.
@@ -127,6 +130,9 @@ class Metrics:
     def recorder(self, name: str, **labels: str) -> Callable[[float], None]:
         """What records in one series of a counter or histogram; for places that do it all the time.
 
+        A bucket of a histogram whose exemplar is younger than `EXEMPLAR_INTERVAL` observations of
+        the series keeps it.
+
         Raises:
             ValueError: As `count` and `observe`.
         """
@@ -138,11 +144,19 @@ class Metrics:
             return _nothing
         if not row.has_exemplars:
             return child.observe
-        observe = child.observe
+        observe, buckets = child.observe, row.buckets
+        # An exemplar costs twice what an observation does and is seen once a scrape, if at all. So
+        # a bucket that is rarely hit names every trace, and a common one a trace now and then.
+        noted = [-EXEMPLAR_INTERVAL] * (len(buckets) + 1)
+        counted = itertools.count()
 
         def record(value: float) -> None:
-            trace_id = self.trace_id()
-            observe(value, {"trace_id": trace_id} if trace_id else None)
+            number, bucket = next(counted), bisect.bisect_left(buckets, value)
+            if number - noted[bucket] < EXEMPLAR_INTERVAL or not (trace_id := self.trace_id()):
+                observe(value)
+                return
+            noted[bucket] = number
+            observe(value, {"trace_id": trace_id})
 
         return record
 

@@ -3,6 +3,7 @@
 import pytest
 
 from runtime.metrics import MAX_LABEL_VALUES, Metric, Metrics
+from runtime.metrics.registry import EXEMPLAR_INTERVAL
 
 
 def test_counters_gauges_and_histograms_record() -> None:
@@ -115,6 +116,31 @@ def test_exemplars_name_the_trace_where_they_are_asked_for() -> None:
         "vllm:nixl_xfer_time_seconds_bucket",
     }
     assert trace not in metrics.exposition("text/plain")[0].decode()
+
+
+def test_what_records_often_names_a_trace_now_and_then_and_a_rare_one_always() -> None:
+    trace = ""
+    metrics = Metrics(trace_id=lambda: trace)
+    record = metrics.recorder("disagg_inter_token_latency_seconds")
+
+    def named() -> set[str]:
+        data, _ = metrics.exposition("application/openmetrics-text; version=1.0.0")
+        lines = (line for line in data.decode().splitlines() if " # " in line)
+        return {
+            line.split('trace_id="')[1][:3] for line in lines if line.startswith("disagg_inter")
+        }
+
+    record(0.01)  # no trace
+    for number in range(EXEMPLAR_INTERVAL + 2):
+        trace = f"{number:03}"
+        record(0.01)
+        if number == EXEMPLAR_INTERVAL - 1:
+            assert named() == {"000"}
+    assert named() == {f"{EXEMPLAR_INTERVAL:03}"}
+    trace = "abc"
+    record(3.0)
+    assert named() == {f"{EXEMPLAR_INTERVAL:03}", "abc"}
+    assert metrics.value("disagg_inter_token_latency_seconds") == EXEMPLAR_INTERVAL + 4
 
 
 def test_a_counter_follows_a_total_and_never_falls() -> None:
