@@ -2,6 +2,7 @@
 #
 #   make demo        start the whole system on this machine, answer one prompt, stop
 #   make test        everything that must hold, in the order in which a failure says most
+#                    WORKERS=2 runs it in two processes; not yet shown to be reliable as a whole
 #   make test-slow   long fuzzing and many ranks
 #   make lint        the part of `make test` that runs no code
 #   make bench       measure; results go to standard output, one JSON object a line
@@ -28,6 +29,11 @@ export OMP_NUM_THREADS ?= 1
 # The order of the stages; the first failure is the message.
 TESTS := $(wildcard tests/test_architecture.py tests/unit tests/contract tests/property \
 	tests/golden tests/distributed tests/integration tests/charts)
+
+# WORKERS=2 hands whole files to two processes; empty, the default, is one process, in stage order.
+# A crashed worker is not replaced: with whole files the next one would run the same crash again.
+WORKERS :=
+SPREAD = $(if $(WORKERS),-n $(WORKERS) --dist loadfile --max-worker-restart 0)
 BENCHMARKS := engine serving overlap dispatch kv_transfer balancer simulator relay telemetry
 
 .PHONY: venv demo test test-slow lint bench proto helm-path browser-path chart clean
@@ -39,7 +45,7 @@ demo: $(STAMP_LOCAL)
 	$(BIN)/disagg demo
 
 test: lint
-	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -m "not slow and not gpu" $(TESTS)
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -m "not slow and not gpu" $(SPREAD) $(TESTS)
 
 test-slow: $(STAMP_DEV)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800 $(TESTS)
