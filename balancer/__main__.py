@@ -20,7 +20,7 @@ from runtime.metrics.page import PageError
 from runtime.sections import foreign_to
 from runtime.serve import ListenError, StopSignals
 from runtime.settings import SettingsError, load_process
-from runtime.startup import exits
+from runtime.startup import exits, settle
 from runtime.telemetry import current_trace_id
 from runtime.tracing.exporting import TracingUnavailable, plan_of
 from runtime.watched import SecretError
@@ -48,6 +48,7 @@ async def _run(settings: BalancerSettings) -> None:
     )
     store = open_handoffs(settings.store, clock, metrics)
     try:
+        settle()
         with stop.installed():
             await serve(
                 settings,

@@ -43,7 +43,7 @@ from runtime.security import open_security
 from runtime.serve import ListenError, check_addresses
 from runtime.settings import SettingsError as BadProcessSettings
 from runtime.settings import load_process
-from runtime.startup import exits
+from runtime.startup import exits, settle
 from runtime.telemetry import current_trace_id
 from runtime.tracing.exporting import TracingUnavailable, plan_of, tracing
 from serving.gauges import step_observer, watch_engine
@@ -255,6 +255,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
             threads=threads,
         )
         service = role.open(parts)
+        settle()
         await run_rank(
             RankPlan(
                 role=role.name,

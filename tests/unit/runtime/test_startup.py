@@ -1,9 +1,11 @@
 """How a process ends that cannot start."""
 
+import gc
+
 import pytest
 
 from runtime.errors import ExitCode
-from runtime.startup import exits
+from runtime.startup import exits, settle
 
 CODES = {ValueError: ExitCode.CONFIGURATION, ConnectionError: ExitCode.DEPENDENCY}
 
@@ -38,3 +40,16 @@ def test_nothing_happens_without_an_error(capsys: pytest.CaptureFixture[str]) ->
     with exits("x", CODES):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_what_the_start_left_is_collected_once_and_then_left_alone() -> None:
+    before = gc.get_freeze_count()
+    try:
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+        settle()
+        assert gc.get_freeze_count() > before
+        assert gc.collect() == 0  # garbage was thrown away, not frozen, and nothing else is walked
+    finally:
+        gc.unfreeze()
