@@ -55,6 +55,8 @@ _REMEDIES: dict[Reason, Remedy] = {
     Reason.DUPLICATE_REQUEST: Remedy(cause="still_running"),
 }
 _BROKEN_STREAM = Remedy(cause="broken_stream", suspects_member=True)
+# Final, since whoever looks for a pair has waited already, but no fault of the request.
+_NOBODY_LEFT = frozenset({Reason.NO_PREFILL, Reason.NO_DECODE})
 
 
 class Refused(Overloaded):
@@ -85,7 +87,11 @@ def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -
     errors that are the request's own, it is what it was. An attempt that was overtaken again and
     again means that another call uses the id.
     """
-    is_ours = remedy_for(error) is not None
+    is_ours = (
+        isinstance(error, Refused)
+        or remedy_for(error) is not None
+        or (isinstance(error, DisaggError) and error.reason in _NOBODY_LEFT)
+    )
     if isinstance(error, StreamBroken):
         error = Bug(f"a member broke the numbering of tokens: {error}")
     if seq and is_ours:

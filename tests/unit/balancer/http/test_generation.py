@@ -205,6 +205,17 @@ async def test_an_error_after_the_first_token_is_the_last_event() -> None:
         assert "[DONE]" not in done.text
 
 
+async def test_a_continuation_without_members_is_an_interrupted_stream() -> None:
+    limits = {"suspect_s": 60.0, "recovery_wait_s": 0.0}
+    async with faced(limits=limits) as (door, client):
+        door.decodes[0].scripts.append(Script(error=Unavailable("gone"), after_tokens=2))
+        body = {"prompt": PROMPT, "max_tokens": 6, "stream": True}
+        *chunks, last = events_of((await client.post(COMPLETIONS, json=body)).text)
+        assert chunks
+        assert last["error"]["code"] == "stream_interrupted"
+        assert "no decode member is ready" in last["error"]["message"]
+
+
 async def test_a_bug_tells_nothing_but_an_incident() -> None:
     async with faced() as (door, client):
         door.prefills[0].scripts.append(Script(error=Bug("secret text")))

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from balancer.explain.decisions import decide
-from balancer.journey.failures import final_error, newest_attempt, no_pair_error, remedy_for
+from balancer.journey.failures import (
+    Refused,
+    final_error,
+    newest_attempt,
+    no_pair_error,
+    remedy_for,
+)
 from balancer.journey.transcript import StreamBroken
 from balancer.membership import ExclusionCause, MemberView
 from balancer.routing.base import PlacementRequest
@@ -16,6 +22,7 @@ from runtime.errors import (
     Bug,
     Conflict,
     Corrupt,
+    DisaggError,
     Reason,
     TooLate,
     Unavailable,
@@ -91,6 +98,24 @@ def test_after_it_the_caller_is_told_how_to_resume() -> None:
         assert error.reason is Reason.STREAM_INTERRUPTED
         assert error.metadata["last_seq"] == "5"
         assert "token 5 in attempt 3" in error.message
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Unavailable("no prefill member is ready", reason=Reason.NO_PREFILL, retry_after_s=1.0),
+        Unavailable("no decode member is ready", reason=Reason.NO_DECODE, retry_after_s=1.0),
+        Refused("refused: would be late", retry_after_s=1.0),
+    ],
+    ids=lambda error: str(error.reason),
+)
+def test_a_continuation_that_finds_no_place_is_a_stream_that_broke(cause: DisaggError) -> None:
+    error = final_error(cause, seq=5, attempts=2)
+    assert error.reason is Reason.STREAM_INTERRUPTED
+    assert error.metadata == {"last_seq": "5", "cause": cause.reason}
+    assert cause.message in error.message
+    assert error.retry_after_s == 1.0
+    assert final_error(cause, seq=0, attempts=2) is cause
 
 
 def test_errors_of_the_request_itself_are_not_dressed_up() -> None:

@@ -197,6 +197,19 @@ async def test_repetitions_are_bounded_and_the_stream_says_how_to_resume() -> No
         assert door.store.aborted == ["h-r1-1", "h-r1-2", "h-r1-3"]
 
 
+async def test_a_continuation_without_members_is_an_interrupted_stream() -> None:
+    async with front_door(limits={"suspect_s": 60.0, "recovery_wait_s": 0.0}) as door:
+        door.decodes[0].scripts.append(Script(error=Unavailable("gone"), after_tokens=2))
+        error = await door.generate()
+        assert isinstance(error, Unavailable)
+        assert error.reason is Reason.STREAM_INTERRUPTED
+        assert error.metadata["cause"] == "NO_DECODE"
+        assert error.metadata["last_seq"] == "3"
+        assert "no decode member is ready" in error.message
+        assert door.metric("disagg_requests_total", outcome="failed") == 1
+        await door.settle()
+
+
 async def test_an_interrupted_stream_is_resumed_without_repeating_a_token() -> None:
     async with front_door(limits={"decode_retries": 0, "suspect_s": 0.05}) as door:
         door.decodes[0].scripts.append(Script(error=Unavailable("gone"), after_tokens=2))
