@@ -1,8 +1,9 @@
 """Loads the longest stored prefix of a prompt from which prefill can resume.
 
 Blocking; runs in a thread. The look-up is advisory: every byte is verified by the store library
-when it is read, and a block that is missing or corrupt shortens the prefix instead of failing the
-prompt. Each such case is counted by its cause.
+when it is read, and what is missing or corrupt leads to the next best prefix instead of failing the
+prompt: a lost block ends what is usable before it, a lost state only rules out going on from there.
+Each such case is counted by its cause.
 
 Invariants: a loaded prefix ends at a block end whose boundary state was verified, or before which a
 replay is long enough to rebuild it, and leaves at least one token of the prompt to compute.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from kvstore.buffers import Buffer
 from kvstore.digests import combine_digests, payload_digest
 from kvstore.errors import BlockCorrupt, BlockMissing, KvStoreError
+from kvstore.lookup import PrefixMatch, match_prefix
 from kvstore.resume import ResumePlan, plan_resume
 from kvstore.store import KvStore
 from runtime.metrics import Metrics
@@ -83,9 +85,10 @@ class PrefixLoader:
             kvstore.errors.KvStoreError: The store itself fails.
         """
         usable = min(len(block_hashes), (num_tokens - 1) // self._block_tokens)
+        with_state = usable
         for _ in range(MAX_TRIES):
             with current().child("prefill.lookup") as span:
-                match = self._store.lookup(block_hashes[:usable])
+                match = self._look_up(block_hashes[:usable], with_state)
                 plan = plan_resume(
                     match,
                     block_tokens=self._block_tokens,
@@ -117,9 +120,22 @@ class PrefixLoader:
                 self._metrics.count("disagg_prefix_fallback_total", cause=error.cause)
                 if isinstance(error, BlockCorrupt):
                     self._metrics.count("disagg_kv_checksum_failures_total", component=error.kind)
-                logger.warning("stored prefix not usable, trying a shorter one: %s", error)
-                usable = plan.num_blocks - 1 if error.kind == "state" else error.index
+                logger.warning("stored prefix not usable, trying the next best: %s", error)
+                if error.kind == "state":
+                    # The blocks are as good as they were: a replay at their end may be the best.
+                    with_state = plan.num_blocks - 1
+                else:
+                    usable = error.index
         return None
+
+    def _look_up(self, block_hashes: Sequence[bytes], with_state: int) -> PrefixMatch:
+        """What is stored, without the states behind more than `with_state` blocks."""
+        match = self._store.lookup(block_hashes)
+        if match.resume_blocks <= with_state:
+            return match
+        # A state that could not be read is still said to be there.
+        shorter = self._store.lookup(block_hashes[:with_state])
+        return match_prefix(match.num_blocks, shorter.resume_blocks, self._block_tokens)
 
     def _link_writers(self, span: Span, block_hashes: Sequence[bytes]) -> None:
         """Points to the spans that wrote a prefix, as far as they are known."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from disagg import block_hash
 from kvstore import KvStore, KvStoreConfig
 from kvstore.errors import StoreDown
 from kvstore.keys import Component, data_key
+from kvstore.resume import plan_resume
 from prefill_service.prefix import PrefixLoader
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
@@ -167,6 +170,46 @@ def test_a_replay_is_loaded_where_it_saves_more_than_the_latest_state(shelf: She
     assert (equal.num_tokens, equal.replay_tokens, bytes(equal.state)) == (6 * BLOCK, 0, b"\6" * 16)
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_lost_state_leaves_the_blocks_behind_it_to_a_replay(shelf: Shelf, is_seen: bool) -> None:
+    """The look-up goes on seeing it (a server that lags), or sees it go."""
+    stale = shelf.store.lookup(HASHES[:7])
+    assert (stale.num_blocks, stale.resume_blocks) == (7, 6)
+    del shelf.backend._values[shelf.key(Component.STATE, 5)]
+    if is_seen:
+        lookup = shelf.store.lookup
+        shelf.store.lookup = (  # type: ignore[method-assign]
+            lambda hashes: stale if len(hashes) == 7 else lookup(hashes)
+        )
+    else:
+        shelf.store.lookup = _first(stale, shelf.store.lookup)  # type: ignore[method-assign]
+    prefix = shelf.replaying(9).load(HASHES, 8 * BLOCK)
+    assert prefix is not None
+    assert (prefix.num_tokens, prefix.replay_tokens, bytes(prefix.state)) == (7 * BLOCK, 9, b"")
+    assert list(prefix.digests) == shelf.digests[:7]
+    assert shelf.fallbacks("missing_state") == 1
+
+
+@given(
+    gone=st.sets(st.tuples(st.sampled_from([Component.KV, Component.STATE]), st.integers(0, 7))),
+    replay=st.none() | st.integers(1, 8 * BLOCK),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_lost_after_the_look_up_leads_to_the_best_that_is_left(
+    gone: set[tuple[Component, int]], replay: int | None
+) -> None:
+    shelf = Shelf()
+    stale = shelf.store.lookup(HASHES[:7])
+    for component, idx in gone:
+        shelf.backend._values.pop(shelf.key(component, idx), None)
+    fresh = shelf.store.lookup(HASHES[:7])
+    best = plan_resume(fresh, block_tokens=BLOCK, window_replay_tokens=replay)
+    shelf.store.lookup = _first(stale, shelf.store.lookup)  # type: ignore[method-assign]
+    prefix = shelf.replaying(replay).load(HASHES, 8 * BLOCK)
+    found = 0 if prefix is None else prefix.num_tokens - prefix.replay_tokens
+    assert found == best.saved_tokens
+
+
 def test_a_corrupt_block_shortens_a_replay_and_may_end_it(shelf: Shelf) -> None:
     flip(shelf.backend._values[shelf.key(Component.KV, 6)].data)
     prefix = shelf.replaying(1).load(HASHES, 8 * BLOCK)
@@ -175,5 +218,5 @@ def test_a_corrupt_block_shortens_a_replay_and_may_end_it(shelf: Shelf) -> None:
     flip(shelf.backend._values[shelf.key(Component.STATE, 5)].data)
     prefix = shelf.replaying(1).load(HASHES, 8 * BLOCK)
     assert prefix is not None
-    assert (prefix.num_tokens, prefix.replay_tokens) == (5 * BLOCK, 1)
+    assert (prefix.num_tokens, prefix.replay_tokens) == (6 * BLOCK, 1), "the blocks still are"
     assert shelf.fallbacks("corrupt_digest") == 2
