@@ -57,6 +57,47 @@ async def test_an_answer_goes_on_with_the_prompt_it_began_with(
     await run("r", 9, last_seq=3)  # not known any more
 
 
+async def test_others_run_while_a_long_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.journey.running._SLICE_TOKENS", 10)
+    running = RunningRequests(ManualClock())
+    long = replace(request(), token_ids=tuple(range(95)))
+    order: list[str] = []
+
+    async def run(name: str) -> None:
+        try:
+            async with running.scope(long):
+                order.append(name)
+                await asyncio.sleep(0)
+        except AlreadyRunning:
+            order.append(f"{name} refused")
+
+    async def others() -> None:
+        for turn in range(9):
+            order.append(f"turn {turn}")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(run("first"), run("second"), others())
+    assert order == [*(f"turn {turn}" for turn in range(9)), "first", "second refused"]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9, 10, 11, 95])
+async def test_slices_do_not_change_what_a_prompt_is(
+    num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = RunningRequests(ManualClock())
+    whole = replace(request(), token_ids=tuple(range(num_tokens)))
+    async with running.scope(whole):
+        pass
+    monkeypatch.setattr("balancer.journey.running._SLICE_TOKENS", 10)
+    async with running.scope(replace(whole, last_seq=1)):
+        pass
+    with pytest.raises(InvalidRequest):
+        async with running.scope(
+            replace(whole, last_seq=1, token_ids=(*whole.token_ids[:-1], 7777))
+        ):
+            pytest.fail("another last token is another prompt")
+
+
 async def test_the_deadline_ends_the_body() -> None:
     running = RunningRequests(ManualClock())
     with pytest.raises(TooLate, match=r"longer than its 0\.01 s") as caught:
