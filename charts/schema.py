@@ -17,6 +17,7 @@ Comments in `values.yaml` may hold marks, each on a line of its own:
     @min N             lowest number
     @pattern REGEX     what a text has to look like
     @port, @ports      a port number, a list of them
+    @labels            labels, whose keys the templates check: Helm would not say where one stands
     @like KEY          the same keys as the top-level KEY
     @inherit KEY       first in a map: it has all keys of the top-level KEY besides its own
     @tiers             a list of maps with a `name` and the keys of the map around it
@@ -71,12 +72,15 @@ CHART_SETS = {
     "tls.peers": "tls.serverName",
     "tls.health_port": "tls.healthPort",
     "auth.keys_file": "auth.existingSecret",
+    "tracing.endpoint": "telemetry.otlpEndpoint",
     "metrics.host": "the pod",
     "metrics.port": "ports.metrics",
 }
 
 # Settings that take a name out of a list that the settings class does not hold.
 CHOICES = {"routing.policy": sorted(POLICIES)}
+
+_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 Schema = dict[str, Any]  # JSON
 
@@ -227,7 +231,10 @@ def _of_value(values: _Values, node: yaml.Node, marks: dict[str, str], around: S
     if "port" in marks:
         return port
     if "ports" in marks:
-        return {"type": "array", "items": port, "minItems": 1}
+        return {"type": "array", "items": port}
+    if "labels" in marks:
+        value = {"type": "string", "pattern": _LABEL_VALUE, "maxLength": 63}
+        return {"type": "object", "additionalProperties": value}
     if isinstance(node, yaml.MappingNode) and node.value:
         block = node.flow_style is not True
         if not block:  # `resources: {cpu: 1}` repeats what is inherited, or is Kubernetes' own

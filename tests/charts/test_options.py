@@ -1,16 +1,15 @@
-"""What values do: kinds of workloads, names, placement, monitoring, gateways, the store."""
+"""What values do: kinds of workloads, names, placement, gateways, the store."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from charts.golden import CHART, render
+from charts.golden import render
+from engine.parallel.layout.notation import parse_layout
 from tests.charts.conftest import Rendered, parse
 from tests.charts.objects import config, container, of_kind, one, pods, roles
 from tests.charts.schemas import problem
@@ -18,19 +17,6 @@ from tests.charts.schemas import problem
 pytestmark = pytest.mark.medium
 
 PREVIEW = "decode.ranks=16,decode.groupSize=2,lws.multiHostPreview=true"
-RULES = """\
-groups:
-  - name: disagg.sample
-    rules:
-      - record: disagg:requests:rate5m
-        expr: sum(rate(disagg_requests_total[5m]))
-      - alert: DisaggSample
-        expr: disagg_worker_ready == 0
-        for: 5m
-        labels: {severity: warning}
-        annotations: {summary: "{{ $labels.instance }} is not ready"}
-"""
-DASHBOARD = {"uid": "disagg-sample", "panels": [{"targets": [{"legendFormat": "{{model_name}}"}]}]}
 
 
 def balancers(objects: list[dict[str, Any]]) -> list[str]:
@@ -216,8 +202,7 @@ def test_a_password_is_a_file_and_nowhere_else(rendered: Rendered) -> None:
     objects = rendered(
         "--set",
         "valkey.enabled=false,externalRedis.url=redis://h:6390/2?db=2,externalRedis.existingSecret=kv,"
-        "externalRedis.passwordKey=pw,externalRedis.integrity.existingSecret=sign,"
-        "externalRedis.ports={6390}",
+        "externalRedis.passwordKey=pw,externalRedis.integrity.existingSecret=sign",
     )
     url = config(objects, "demo-disagg-decode")["store"]["url"]
     assert url == (
@@ -283,115 +268,6 @@ def test_settings_reach_the_process_in_its_spelling(rendered: Rendered) -> None:
     assert engine == {"kv_memory_bytes": 68719476736, "late_scheduling": True}
 
 
-def test_monitors_scrape_each_process_once(rendered: Rendered) -> None:
-    objects = rendered("--set", "metrics.serviceMonitor.enabled=true")
-    monitor = one(objects, "ServiceMonitor", "demo-disagg-balancer")
-    assert problem(monitor) is None
-    selector = monitor["spec"]["selector"]["matchLabels"].items()
-    targets = [
-        (name, port["name"])
-        for name, service in of_kind(objects, "Service").items()
-        if selector <= service["metadata"]["labels"].items()
-        for port in service["spec"]["ports"]
-        if port["name"] == monitor["spec"]["endpoints"][0]["port"]
-    ]
-    assert targets == [("demo-disagg-balancer", "http")]
-
-
-def test_a_balancer_with_tls_is_scraped_over_it(rendered: Rendered) -> None:
-    values = "metrics.serviceMonitor.enabled=true,tls.mode=mtls,tls.existingSecret=parts"
-    monitor = one(rendered("--set", values), "ServiceMonitor", "demo-disagg-balancer")
-    assert problem(monitor) is None
-    (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint["scheme"] == "https"
-    assert endpoint["tlsConfig"] == {
-        "serverName": "disagg.internal",
-        "ca": {"secret": {"name": "parts", "key": "ca.crt"}},
-    }
-
-
-def test_each_rank_and_the_janitor_are_scraped(rendered: Rendered) -> None:
-    objects = rendered("--set", "metrics.podMonitor.enabled=true,decode.ranks=3")
-    pod = one(objects, "Deployment", "demo-disagg-decode")["spec"]["template"]
-    ports = {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
-    monitor = one(objects, "PodMonitor", "demo-disagg-decode")
-    scraped = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
-    assert [ports[name] for name in scraped] == [9090, 9091, 9092]
-    selector = monitor["spec"]["selector"]["matchLabels"].items()
-    assert selector <= pod["metadata"]["labels"].items()
-    assert config(objects, "demo-disagg-decode")["metrics"] == {"host": "0.0.0.0", "port": 9090}
-    policy = one(objects, "NetworkPolicy", "demo-disagg-decode")["spec"]["ingress"]
-    assert {"protocol": "TCP", "port": 9090, "endPort": 9092} in policy[1]["ports"]
-    janitor = one(objects, "PodMonitor", "demo-disagg-janitor")
-    (endpoint,) = janitor["spec"]["podMetricsEndpoints"]
-    pod = one(objects, "Deployment", "demo-disagg-janitor")["spec"]["template"]
-    assert {port["name"]: port["containerPort"] for port in container(pod)["ports"]} == {
-        endpoint["port"]: config(objects, "demo-disagg-janitor")["metrics"]["port"]
-    }
-    # By this the dashboards choose.
-    assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "demo"}]
-    assert {item["kind"]: text for item in objects if (text := problem(item))} == {}
-
-
-@pytest.fixture(scope="module")
-def chart_with_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart with one rule file and one dashboard more."""
-    chart = tmp_path_factory.mktemp("chart") / "disagg"
-    shutil.copytree(CHART, chart)
-    for name in ("rules", "dashboards"):
-        (chart / "files" / name).mkdir(exist_ok=True)
-    (chart / "files" / "rules" / "zz_sample.yaml").write_text(RULES, encoding="utf-8")
-    dashboard = chart / "files" / "dashboards" / "zz_sample.json"
-    dashboard.write_text(json.dumps(DASHBOARD), encoding="utf-8")
-    return chart
-
-
-def test_rules_and_dashboards_arrive_as_they_are(helm: Path, chart_with_files: Path) -> None:
-    """Their own braces survive; each file is an object, and all fit their schemas."""
-    values = (
-        "metrics.rules.enabled=true,metrics.dashboards.enabled=true,metrics.rules.labels.release=p"
-    )
-    objects = parse(render(helm, "--set", values, chart=chart_with_files))
-    rules = of_kind(objects, "PrometheusRule")
-    files = chart_with_files / "files"
-    assert len(rules) == len(list((files / "rules").glob("*.y*ml")))
-    assert rules["demo-disagg-zz-sample"]["spec"] == yaml.safe_load(RULES)
-    assert all(item["metadata"]["labels"]["release"] == "p" for item in rules.values())
-    boards = {
-        name: item
-        for name, item in of_kind(objects, "ConfigMap").items()
-        if item["metadata"]["labels"].get("grafana_dashboard") == "1"
-    }
-    assert len(boards) == len(list((files / "dashboards").glob("*.json")))
-    sample = boards["demo-disagg-dashboard-zz-sample"]
-    assert json.loads(sample["data"]["zz_sample.json"]) == DASHBOARD
-    assert sample["metadata"]["annotations"]["grafana_folder"] == "disagg"
-    assert {
-        name: problem(item) for name, item in {**rules, **boards}.items() if problem(item)
-    } == {}
-
-
-def test_alerts_link_to_the_runbook_of_the_house(rendered: Rendered) -> None:
-    values = "metrics.rules.enabled=true,metrics.rules.runbookUrl=https://wiki/runbooks"
-    groups = of_kind(rendered("--set", values), "PrometheusRule")["demo-disagg-alerts"]
-    links = {
-        rule["alert"]: rule["annotations"]["runbook_url"]
-        for group in groups["spec"]["groups"]
-        for rule in group["rules"]
-    }
-    assert links["DisaggKvStoreDown"] == "https://wiki/runbooks#disaggkvstoredown"
-    assert all(link.startswith("https://wiki/runbooks#") for link in links.values())
-
-
-def test_a_rule_file_without_groups_is_refused(helm: Path, tmp_path: Path) -> None:
-    chart = tmp_path / "disagg"
-    shutil.copytree(CHART, chart)
-    (chart / "files" / "rules").mkdir(exist_ok=True)
-    (chart / "files" / "rules" / "bad.yaml").write_text("rules: []\n", encoding="utf-8")
-    with pytest.raises(Exception, match=r"files/rules/bad.yaml has no groups"):
-        render(helm, "--set", "metrics.rules.enabled=true", chart=chart)
-
-
 def test_gateways_lead_to_the_balancer(rendered: Rendered) -> None:
     objects = rendered(
         "--set",
@@ -412,31 +288,6 @@ def test_gateways_lead_to_the_balancer(rendered: Rendered) -> None:
     pool = one(objects, "InferencePool", "demo-disagg-balancer")
     assert problem(pool) is None
     assert pool["spec"]["targetPorts"] == [{"number": 50051}]
-
-
-def test_only_who_must_may_talk(rendered: Rendered) -> None:
-    client = "networkPolicy.clients[0].podSelector.matchLabels.app=web"
-    policies = of_kind(rendered("--set", client), "NetworkPolicy")
-
-    def callers(name: str) -> set[str]:
-        found = set()
-        for rule in policies[name]["spec"]["ingress"]:
-            for peer in rule["from"]:
-                labels = peer.get("podSelector", {}).get("matchLabels", {})
-                found.add(labels.get("app") or labels.get("app.kubernetes.io/component", "any pod"))
-        return found
-
-    # Whoever monitors comes from anywhere, and only to the metrics.
-    assert callers("demo-disagg-prefill") == {"balancer", "any pod"}
-    assert callers("demo-disagg-decode") == {"balancer", "any pod"}
-    assert callers("demo-disagg-valkey") == {"balancer", "prefill", "decode", "janitor"}
-    assert callers("demo-disagg-janitor") == {"any pod"}
-    for role in ("prefill", "decode", "janitor"):
-        metrics_only = policies[f"demo-disagg-{role}"]["spec"]["ingress"][-1]
-        assert [port["port"] for port in metrics_only["ports"]] == [9090]
-    assert callers("demo-disagg-balancer") == {"web", "prefill", "decode", "test", "any pod"}
-    metrics_only = policies["demo-disagg-balancer"]["spec"]["ingress"][-1]
-    assert [port["port"] for port in metrics_only["ports"]] == [8000]
 
 
 def test_names_follow_the_release(helm: Path) -> None:
@@ -460,26 +311,52 @@ def test_traces_name_their_process(rendered: Rendered) -> None:
         variables = {entry["name"]: entry.get("value") for entry in container(pod)["env"]}
         assert variables["OTEL_SERVICE_NAME"] == f"disagg-{where.split('-')[-1]}"
         assert variables["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:4317"
-    egress = one(objects, "NetworkPolicy", "demo-disagg-prefill")["spec"]["egress"]
-    assert {"ports": [{"protocol": "TCP", "port": 4317}]} in egress
 
 
-def test_the_notes_say_what_cannot_run(helm: Path, tmp_path: Path) -> None:
-    chart = tmp_path / "disagg"
-    shutil.copytree(CHART, chart)
-    shutil.copy(chart / "templates" / "NOTES.txt", chart / "notes.txt")
-    (chart / "templates" / "notes.yaml").write_text(
-        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\n"
-        'data: {text: {{ tpl (.Files.Get "notes.txt") . | quote }}}\n',
-        encoding="utf-8",
+def test_a_rollout_may_take_as_long_as_its_parts(rendered: Rendered) -> None:
+    """Kubernetes calls a rollout failed after 600 s of its own; a model may load for longer."""
+    values = (
+        "prefill.probes.startup.failureThreshold=12,prefill.probes.startup.periodSeconds=10,"
+        "balancer.probes.startup.failureThreshold=6,prefill.gpu.count=1"
     )
-    plain = parse(render(helm, chart=chart))
-    text = one(plain, "ConfigMap", "notes")["data"]["text"]
-    assert "helm test demo -n llm" in text
-    assert "NOT RUNNABLE" not in text
-    values = f"{PREVIEW},decode.gpu.count=8,networkPolicy.enabled=false"
-    preview = parse(render(helm, "--set", values, chart=chart))
-    text = one(preview, "ConfigMap", "notes")["data"]["text"]
-    assert "NOT RUNNABLE YET: decode has groups over 2 pods" in text
-    assert "compute on the CPU" in text
-    assert "networkPolicy.enabled is false" in text
+    deployments = of_kind(rendered("--set", values), "Deployment")
+    deadlines = {
+        name.split("-")[-1]: item["spec"].get("progressDeadlineSeconds")
+        for name, item in deployments.items()
+    }
+    # Grace of the old pod, time to load, and what Kubernetes grants for the rest; a balancer waits
+    # for members, the slowest of which is decode.
+    assert deadlines == {
+        "prefill": 120 + 120 + 600,
+        "decode": 630 + 1800 + 600,
+        "balancer": 630 + 1800 + 600,
+        "janitor": None,
+        "valkey": None,
+    }
+
+
+def test_labels_of_people_stand_once(helm: Path) -> None:
+    """A label for all and one for some may be called the same: that of the object counts."""
+    values = (
+        "commonLabels.team=a,commonLabels.release=x,decode.podLabels.team=b,"
+        "metrics.rules.enabled=true,metrics.rules.labels.release=p"
+    )
+    text = render(helm, "--set", values)
+    objects = parse(text)
+    pods_of = {name.split("-")[-1]: pod for name, pod in roles(objects).items()}
+    assert pods_of["decode"]["metadata"]["labels"]["team"] == "b"
+    assert pods_of["prefill"]["metadata"]["labels"]["team"] == "a"
+    for rule in of_kind(objects, "PrometheusRule").values():
+        assert rule["metadata"]["labels"]["release"] == "p"
+    for document in text.split("\n---\n"):
+        labels = document.partition("  labels:\n")[2].partition("\nspec:")[0].splitlines()
+        keys = [line.partition(":")[0] for line in labels if line.startswith("    ")]
+        assert len([key for key in keys if key == "    team"]) <= 1, document
+
+
+def test_layouts_have_the_ranks_that_engines_count(rendered: Rendered) -> None:
+    for layout in ("ep=4", "dp=2,cp=2", "ep=4,attn_tp=2,path=b", "enp=4", "dp=2, ep=4, cp=2"):
+        assert parse_layout(layout).layout.world_size == 4
+        escaped = layout.replace(",", "\\,")
+        objects = rendered("--set", f"decode.ranks=4,decode.layout={escaped}")
+        assert config(objects, "demo-disagg-decode")["group"] == {"layout": layout}

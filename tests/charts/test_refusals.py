@@ -106,6 +106,73 @@ CASES = {
         "prefill.extraEnv[0].name=DISAGG_LOG__LEVEL",
         "settings belong in prefill.settings",
     ),
+    "store-without-host": (EXTERNAL + "redis://", "externalRedis.url redis:// has no host, or ''"),
+    "store-with-a-space": (EXTERNAL + "redis://a b", "redis://a b has a space or a # in it"),
+    "store-at-no-port": (EXTERNAL + "redis://kv:99999999", "has port 99999999: ports are 1 to"),
+    "store-at-port-0": (EXTERNAL + "redis://kv:0", "has port 0: ports are 1 to 65535"),
+    "store-at-a-word": (EXTERNAL + "redis://kv:abc", "or 'kv:abc', which is none: write redis://h"),
+    "store-of-two": (EXTERNAL + "redis://a\\,b", "redis://a,b names 2 servers"),
+    "store-of-a-path": (EXTERNAL + "redis://a/b/c", "has /b/c behind its host, where only the"),
+    "store-with-an-option": (EXTERNAL + "redis://a?timeout=3", "externalRedis.url says timeout:"),
+    "store-of-no-service": (
+        EXTERNAL + "redis+sentinel://s1:26379",
+        "names no service, or a database that is no number: write redis+sentinel://host:26379,",
+    ),
+    "sentinel-at-no-port": (EXTERNAL + "redis+sentinel://a\\,b:70000/m", "has port 70000"),
+    "password-with-a-slash": (EXTERNAL + "redis://u:se/cret@h", "holds a password"),
+    "memory-of-words": ("valkey.maxMemory=lots", "at '/valkey/maxMemory': 'lots' does not match"),
+    "memory-without-end": ("valkey.maxMemory=0", "at '/valkey/maxMemory'"),
+    "memory-beyond-its-pod": (
+        "valkey.maxMemory=100gb",
+        "valkey.maxMemory 100gb does not fit valkey.resources.limits.memory 2Gi",
+    ),
+    "memory-that-is-all-of-its-pod": (
+        "valkey.maxMemory=2gb,valkey.resources.limits.memory=2147483648",
+        "valkey.maxMemory 2gb does not fit",
+    ),
+    "shm-beyond-its-pod": (
+        "decode.shmSize=8Gi",
+        "decode: shmSize 8Gi counts as memory of the pod, and resources.limits.memory is 4Gi",
+    ),
+    "shm-beyond-a-tier": (
+        "prefill.tiers[0].name=long,prefill.tiers[0].resources.limits.memory=0.5Gi",
+        "prefill tier long: shmSize 1Gi counts as memory of the pod",
+    ),
+    "layout-of-words": (
+        "decode.layout=banana",
+        "decode.layout banana: 'banana' is no part of a layout; join by commas sizes from 1 of dp",
+    ),
+    "layout-with-a-word": ("decode.layout=dp=2\\,banana=7,decode.ranks=2", "'banana=7' is no part"),
+    "layout-of-nothing": ("decode.layout=dp=0", "'dp=0' is no part of a layout"),
+    "layout-given-twice": ("decode.layout=dp=2\\,dp=3", "dp is given twice; leave one out"),
+    "collector-at-no-port": (
+        "telemetry.otlpEndpoint=http://collector:99999",
+        "telemetry.otlpEndpoint http://collector:99999 has port 99999: ports are 1 to 65535",
+    ),
+    "collector-twice": (
+        "balancer.settings.tracing.endpoint=http://c:4317",
+        "additional properties 'endpoint' not allowed",
+    ),
+    "interval": ("metrics.serviceMonitor.interval=banana", "at '/metrics/serviceMonitor/interval'"),
+    "interval-of-ranks": ("metrics.podMonitor.interval=15", "at '/metrics/podMonitor/interval'"),
+    "label-with-a-space": ("commonLabels.team=a b", "at '/commonLabels/team': 'a b' does not"),
+    "label-that-is-no-text": ("commonLabels.team=1", "at '/commonLabels/team': got number, want s"),
+    "key-of-a-label": (
+        "commonLabels.a b=c",
+        "commonLabels names 'a b', which is no key of a label",
+    ),
+    "label-of-the-chart": (
+        "commonLabels.app\\.kubernetes\\.io/name=x",
+        "commonLabels names app.kubernetes.io/name, a label that the chart sets itself",
+    ),
+    "label-of-a-pod": (
+        "decode.podLabels.llm-d\\.ai/role=x",
+        "decode.podLabels names llm-d.ai/role, a label that the chart sets itself",
+    ),
+    "label-of-a-monitor": (
+        "metrics.podMonitor.labels.helm\\.sh/chart=x",
+        "metrics.podMonitor.labels names helm.sh/chart",
+    ),
     "route-to-nowhere": ("gateway.grpcRoute.enabled=true", "parentRefs is empty"),
     "pool-without-picker": ("gateway.inferencePool.enabled=true", "endpointPicker.name is empty"),
 }

@@ -145,7 +145,7 @@ FIRES: dict[str, tuple[dict[str, str], str]] = {
         "15m",
     ),
     "DisaggTargetDown": (
-        {'up{job="llm/demo-disagg-decode",instance="a:9090"}': "1 1 0x10"},
+        {'up{job="disagg-decode",release="demo",instance="a:9090"}': "1 1 0x10"},
         "9m",
     ),
 }

@@ -20,14 +20,20 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* All labels of an object. Takes {root, component}. */}}
+{{/* Keys of labels that the chart sets itself, as a JSON list. */}}
+{{- define "disagg.ownLabels" -}}
+["app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component", "app.kubernetes.io/version",
+ "app.kubernetes.io/part-of", "app.kubernetes.io/managed-by", "helm.sh/chart", "disagg/tier", "llm-d.ai/role"]
+{{- end -}}
+
+{{/* All labels of an object. Takes {root, component}, and labels of this object besides (`extra`). */}}
 {{- define "disagg.labels" -}}
 {{ include "disagg.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: disagg
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
+{{- with mergeOverwrite (deepCopy .root.Values.commonLabels) (.extra | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -50,9 +56,13 @@ default
 {{- end -}}
 {{- end -}}
 
-{{/* Fails unless the cluster serves an API. Takes {root, api, for, install}. */}}
+{{/*
+Fails unless the cluster serves an API. Takes {root, api, for, install}. `helm lint`, which neither
+installs nor upgrades, knows of no cluster and cannot be told of one.
+*/}}
 {{- define "disagg.requireApi" -}}
-{{- if not (.root.Capabilities.APIVersions.Has .api) -}}
+{{- $isForCluster := or .root.Release.IsInstall .root.Release.IsUpgrade -}}
+{{- if and $isForCluster (not (.root.Capabilities.APIVersions.Has .api)) -}}
 {{- fail (printf "%s needs the API %s, which this cluster does not serve: install %s, or switch it off (helm template: add --api-versions %s)" .for .api .install .api) -}}
 {{- end -}}
 {{- end -}}
@@ -92,6 +102,25 @@ component, name, tier, and values: `defaults`, over them the role's, over them t
 {{- if .autoscaling.enabled }}{{ .autoscaling.maxReplicas }}{{ else }}{{ .replicas }}{{ end -}}
 {{- end -}}
 
+{{/*
+Seconds after which a Deployment is said to have failed: an old pod may drain and a new one load for as
+long as they are allowed to, and a balancer is ready only after members are; with what Kubernetes grants
+by itself for the rest, such as fetching the image. Takes {root, workload}.
+*/}}
+{{- define "disagg.progressDeadline" -}}
+{{- $most := 0 -}}
+{{- $component := .workload.component -}}
+{{- $name := .workload.name -}}
+{{- range (include "disagg.workloads" .root | fromJson).items -}}
+{{- if or (eq $component "balancer") (eq $name .name) -}}
+{{- $startup := .values.probes.startup -}}
+{{- $load := mul (int $startup.periodSeconds) (int $startup.failureThreshold) -}}
+{{- $most = max $most (add (int .values.drain.terminationGracePeriodSeconds) $load) -}}
+{{- end -}}
+{{- end -}}
+{{- add $most 600 -}}
+{{- end -}}
+
 {{/* Kind of a workload. */}}
 {{- define "disagg.kind" -}}
 {{- if eq .component "balancer" -}}
@@ -120,6 +149,23 @@ only once members have announced themselves, so members must reach one that is n
 {{- $addresses = list $service -}}
 {{- end -}}
 {{- $addresses | toJson -}}
+{{- end -}}
+
+{{/* The servers in the URL of the external store, each host or host:port, as a JSON list. */}}
+{{- define "disagg.storeNodes" -}}
+{{- regexReplaceAll "^[a-z+]+://([^/?]*@)?|[/?].*$" .Values.externalRedis.url "" | splitList "," | toJson -}}
+{{- end -}}
+
+{{/* Ports of the external store, as a JSON list: those of its URL, and those that are named besides. */}}
+{{- define "disagg.storePorts" -}}
+{{- $isSentinel := contains "+sentinel://" .Values.externalRedis.url -}}
+{{- $ports := list -}}
+{{- range include "disagg.storeNodes" . | fromJsonArray -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "26379" "6379" $isSentinel) | int) -}}
+{{- end -}}
+{{- range .Values.externalRedis.ports }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if and $isSentinel (not .Values.externalRedis.ports) }}{{ $ports = append $ports 6379 }}{{ end -}}
+{{- $ports | uniq | toJson -}}
 {{- end -}}
 
 {{/* URL of the store, with the files that prove who is who; never a password. */}}

@@ -13,13 +13,8 @@ The one pod of the chart. Takes a map:
 {{- $drain := $values.drain | default dict -}}
 metadata:
   labels:
-    {{- include "disagg.labels" (dict "root" $root "component" .component) | nindent 4 }}
-    {{- with .labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- with $values.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- $extra := mergeOverwrite (deepCopy ($values.podLabels | default dict)) (.labels | default dict) }}
+    {{- include "disagg.labels" (dict "root" $root "component" .component "extra" $extra) | nindent 4 }}
   {{- with mergeOverwrite (dict) (.annotations | default dict) ($values.podAnnotations | default dict) }}
   annotations:
     {{- toYaml . | nindent 4 }}

@@ -4,6 +4,9 @@ particular order, so each that could fail in another way runs this first.
 */}}
 {{- define "disagg.validate" -}}
 {{- include "disagg.validateStore" . -}}
+{{- if .Values.valkey.enabled }}{{ include "disagg.validateValkey" . }}{{ end -}}
+{{- include "disagg.validateTelemetry" . -}}
+{{- include "disagg.validateLabels" . -}}
 {{- include "disagg.validateTls" . -}}
 {{- range (include "disagg.workloads" . | fromJson).items -}}
 {{- $where := .component -}}
@@ -34,33 +37,6 @@ particular order, so each that could fail in another way runs this first.
 {{- end -}}
 {{- if and .Values.gateway.inferencePool.enabled (not .Values.gateway.inferencePool.endpointPicker.name) -}}
 {{- fail "gateway.inferencePool.enabled is true, but endpointPicker.name is empty: name the service of the endpoint picker" -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "disagg.validateStore" -}}
-{{- $store := .Values.externalRedis -}}
-{{- if and .Values.valkey.enabled $store.url -}}
-{{- fail "valkey.enabled is true and externalRedis.url is set: there is one store; set valkey.enabled to false to use the external one" -}}
-{{- end -}}
-{{- if not .Values.valkey.enabled -}}
-{{- if not $store.url -}}
-{{- fail "there is no store: set valkey.enabled to true, or externalRedis.url to that of a Redis or Valkey" -}}
-{{- end -}}
-{{- if not (regexMatch "^rediss?(\\+cluster|\\+sentinel)?://" $store.url) -}}
-{{- fail "externalRedis.url must begin with redis://, rediss://, redis+cluster:// or redis+sentinel://: prefill and decode reach each other's blocks over the network only" -}}
-{{- end -}}
-{{- if regexMatch "://[^/@]*:[^/@]*@" $store.url -}}
-{{- fail "externalRedis.url holds a password, which would stand in a ConfigMap: leave it out and name a secret in externalRedis.existingSecret" -}}
-{{- end -}}
-{{- if and $store.tls.enabled (not $store.tls.existingSecret) -}}
-{{- fail "externalRedis.tls.enabled is true, but externalRedis.tls.existingSecret is empty: name the secret with the authority's certificate (for a public authority leave tls off and use a rediss:// URL)" -}}
-{{- end -}}
-{{- if and $store.tls.enabled (not (hasPrefix "rediss" $store.url)) -}}
-{{- fail "externalRedis.tls.enabled is true, but the URL is not encrypted: write rediss:// instead of redis://" -}}
-{{- end -}}
-{{- if ne (empty $store.tls.certKey) (empty $store.tls.keyKey) -}}
-{{- fail "externalRedis.tls.certKey and externalRedis.tls.keyKey belong together: set both, or none" -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -119,18 +95,15 @@ particular order, so each that could fail in another way runs this first.
 {{- fail (printf "%s: groupSize is %d, but the ranks of a group meet in the memory of one host: this version cannot run a group over several pods. Set groupSize to 1 with all ranks in one pod, or lws.multiHostPreview to true to render the objects for review" .where $size) -}}
 {{- end -}}
 {{- if $values.layout -}}
-{{- $world := 1 -}}
-{{- range $axis := list "dp" "cp" "attn_tp" -}}
-{{- with regexFind (printf "(^|,)%s=[0-9]+" $axis) $values.layout -}}
-{{- $world = mul $world (int (last (splitList "=" .))) -}}
-{{- end -}}
-{{- end -}}
-{{- with regexFind "(^|,)enp=[0-9]+" $values.layout -}}
-{{- $world = max $world (int (last (splitList "=" .))) -}}
-{{- end -}}
+{{- $world := include "disagg.layoutRanks" (dict "where" .where "layout" $values.layout) -}}
 {{- if ne (int $world) $ranks -}}
 {{- fail (printf "%s: layout %s has %d ranks, but ranks is %d: make them equal" .where $values.layout (int $world) $ranks) -}}
 {{- end -}}
+{{- end -}}
+{{- $limit := (($values.resources | default dict).limits | default dict).memory -}}
+{{- $room := include "disagg.bytes" $limit | float64 -}}
+{{- if and (gt $room 0.0) (ge (include "disagg.bytes" $values.shmSize | float64) $room) -}}
+{{- fail (printf "%s: shmSize %s counts as memory of the pod, and resources.limits.memory is %v: leave room beside it for weights and KV" .where $values.shmSize $limit) -}}
 {{- end -}}
 {{- if and (gt (int $values.gpu.count) 0) (lt (int $values.gpu.count) $perPod) -}}
 {{- fail (printf "%s: a pod has %d ranks but gpu.count %d: each rank needs a GPU of its own" .where $perPod (int $values.gpu.count)) -}}
@@ -149,6 +122,73 @@ particular order, so each that could fail in another way runs this first.
 {{- range $other, $from := $bases -}}
 {{- if and (ne $name $other) (le (int $from) (int $port)) (lt (int $port) (int (add $from $perPod))) -}}
 {{- fail (printf "%s: %s %d lies within the %d ports of %s from %d: each rank takes the port plus its number; keep them %d apart" $where $name (int $port) $perPod $other (int $from) $perPod) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Ranks of a layout, as `parse_layout` of engine/parallel/layout reads it. Takes {where, layout}. */}}
+{{- define "disagg.layoutRanks" -}}
+{{- $layout := .layout -}}
+{{- $where := .where -}}
+{{- $given := dict -}}
+{{- range splitList "," $layout -}}
+{{- $part := trim . -}}
+{{- if not (regexMatch "^((dp|cp|ep|enp|attn_tp)=[1-9][0-9]{0,5}|path=[ab])$" $part) -}}
+{{- fail (printf "%s.layout %s: '%s' is no part of a layout; join by commas sizes from 1 of dp, cp, ep, enp, attn_tp, and path=a or path=b, as in dp=4,cp=2,ep=8" $where $layout $part) -}}
+{{- end -}}
+{{- $pair := splitList "=" $part -}}
+{{- if hasKey $given (first $pair) -}}
+{{- fail (printf "%s.layout %s: %s is given twice; leave one out" $where $layout (first $pair)) -}}
+{{- end -}}
+{{- $_ := set $given (first $pair) (last $pair | int) -}}
+{{- end -}}
+{{- $engine := mul ($given.cp | default 1) ($given.attn_tp | default 1) -}}
+{{- $dp := $given.dp | default (max 1 (div ($given.ep | default $engine) $engine)) -}}
+{{- max (mul $dp $engine) ($given.enp | default 1) -}}
+{{- end -}}
+
+{{/* Bytes of a quantity of Kubernetes; 0 if there is none, or none that a memory would have. */}}
+{{- define "disagg.bytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- $text := . | default "" | toString -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- $number := trimSuffix $unit $text -}}
+{{- if and (hasKey $units $unit) (regexMatch "^([0-9]+\\.?|[0-9]*\\.[0-9]+)(e[+-]?[0-9]+)?$" $number) -}}
+{{- mulf (float64 $number) (index $units $unit) -}}
+{{- else -}}
+0
+{{- end -}}
+{{- end -}}
+
+{{- define "disagg.validateTelemetry" -}}
+{{- $endpoint := .Values.telemetry.otlpEndpoint -}}
+{{- with regexFind ":[0-9]+$" (trimSuffix "/" $endpoint) | trimPrefix ":" -}}
+{{- if or (gt (len .) 5) (lt (int .) 1) (gt (int .) 65535) -}}
+{{- fail (printf "telemetry.otlpEndpoint %s has port %s: ports are 1 to 65535, that of OTLP by gRPC is 4317" $endpoint .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of people beside those of the chart; what their values may be is in the schema. */}}
+{{- define "disagg.validateLabels" -}}
+{{- $own := include "disagg.ownLabels" . | fromJsonArray -}}
+{{- $metrics := .Values.metrics -}}
+{{- $all := dict "commonLabels" .Values.commonLabels "metrics.serviceMonitor.labels" $metrics.serviceMonitor.labels
+      "metrics.podMonitor.labels" $metrics.podMonitor.labels "metrics.rules.labels" $metrics.rules.labels
+      "metrics.dashboards.label" (dict $metrics.dashboards.label "") -}}
+{{- range (include "disagg.workloads" . | fromJson).items -}}
+{{- $where := .component -}}
+{{- if .tier }}{{ $where = printf "prefill tier %s" .tier }}{{ end -}}
+{{- $_ := set $all (printf "%s.podLabels" $where) .values.podLabels -}}
+{{- end -}}
+{{- range $where, $labels := $all -}}
+{{- range $key, $_ := $labels -}}
+{{- if not (regexMatch "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" $key) -}}
+{{- fail (printf "%s names '%s', which is no key of a label: write letters, digits and -_. between them, with a domain and a / before them if wanted" $where $key) -}}
+{{- end -}}
+{{- if has $key $own -}}
+{{- fail (printf "%s names %s, a label that the chart sets itself: choose another" $where $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

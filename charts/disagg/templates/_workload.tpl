@@ -84,6 +84,9 @@ spec:
   replicas: {{ int $values.replicas }}
   {{- end }}
   revisionHistoryLimit: 5
+  {{- if eq $kind "Deployment" }}
+  progressDeadlineSeconds: {{ include "disagg.progressDeadline" (dict "root" $root "workload" $workload) }}
+  {{- end }}
   selector:
     matchLabels:
       {{- $selector | nindent 6 }}
