@@ -120,6 +120,10 @@ class Balancer:
             return Condition(is_ready=False, cause="store_down")
         return Condition()
 
+    def listen(self) -> None:
+        """The event loop turned; to be called several times a second."""
+        self.members.listen(self.clock.now())
+
     def statistics(self) -> dict[str, float]:
         """Named values for operators and tests."""
         values = self.metrics.snapshot()

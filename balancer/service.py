@@ -110,7 +110,12 @@ async def _serve(
                         health=balancer.host.health_address,
                         metrics=page,
                     )
-                    await run_member(balancer.host, stop=stop, examine=balancer.examine)
+                    await run_member(
+                        balancer.host,
+                        stop=stop,
+                        examine=balancer.examine,
+                        on_turn=balancer.listen,
+                    )
     finally:
         await peers.close()
 

@@ -29,7 +29,7 @@ _log = get_logger(__name__)
 class HeartbeatLimits:
     """Bounds of the loop, all in seconds."""
 
-    timeout_s: float = 1.0
+    timeout_s: float = 2.5  # above the deadline of a call, which tells more
     min_interval_s: float = 0.05
     max_interval_s: float = 10.0
     min_backoff_s: float = 0.1

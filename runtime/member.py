@@ -102,6 +102,7 @@ async def run_member(
     heartbeats: Sequence[Announcing] = (),
     interval_s: float = 0.5,
     on_drain: Callable[[], Awaitable[None]] | None = None,
+    on_turn: Callable[[], None] | None = None,
 ) -> None:
     """Runs a started host until it is asked to stop.
 
@@ -112,6 +113,7 @@ async def run_member(
         heartbeats: One per receiver.
         interval_s: Seconds between two examinations.
         on_drain: See `Host.run_until_stopped`.
+        on_turn: See `watch_loop`.
 
     Raises:
         Exception: What `examine` reported as fatal, after the server was closed.
@@ -120,7 +122,7 @@ async def run_member(
         async with asyncio.TaskGroup() as group:
             attendants = [
                 group.create_task(_attend(host, examine, interval_s)),
-                group.create_task(watch_loop(host.metrics, host.role)),
+                group.create_task(watch_loop(host.metrics, host.role, on_turn=on_turn)),
                 group.create_task(_announce_drain(stop, heartbeats)),
                 *(group.create_task(heartbeat.run()) for heartbeat in heartbeats),
             ]

@@ -126,7 +126,17 @@ def replay(lines: Iterable[str]) -> Iterator[Compared]:
 
 
 _MEMBER_CALLS = frozenset(
-    {"observe", "assign", "unassign", "suspect", "probe", "absolve", "order_drain", "sweep"}
+    {
+        "absolve",
+        "assign",
+        "listen",
+        "observe",
+        "order_drain",
+        "probe",
+        "suspect",
+        "sweep",
+        "unassign",
+    }
 )
 _ROUTER_CALLS = frozenset({"prefill_ended", "finished", "pass_time"})
 

@@ -83,7 +83,8 @@ class MemberView:
     """What a placement decision may know of one member.
 
     Attributes:
-        age_s: Seconds since the snapshot arrived.
+        age_s: Seconds since the snapshot arrived, without those in which the balancer's own loop
+            was stuck.
         outstanding_requests: Requests placed here and not ended, ours and foreign ones.
         outstanding_tokens: Tokens of those requests (prompt and, on decode, expected output).
         outstanding_quota_s: Predicted compute seconds of those requests; prefill only.

@@ -6,6 +6,10 @@ counts its own placements here: work it has just handed out weighs on the next d
 no snapshot takes that weight away. What a snapshot shows beyond our own work is foreign (other
 balancers, requests of a dead one) and is added on top.
 
+Silence is judged by what this balancer could have heard. While its own loop is stuck it reads no
+heartbeat, so nobody grows silent; whoever runs it calls `listen` several times a second, and time
+beyond that between two calls is held against no member.
+
 Not known here: sockets, clocks, prompts. All times are seconds of one monotonic clock.
 """
 
@@ -20,6 +24,12 @@ from balancer.membership.members import ExclusionCause, Member, MemberView, Role
 from balancer.membership.snapshot import Snapshot
 from balancer.membership.table import Facts, Table
 
+LISTEN_S = 0.25
+"""Seconds between two calls of `listen`."""
+
+# Twice that: a loop that turns a little late still hears.
+_HEARING_S = 2 * LISTEN_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipStatistics:
@@ -32,6 +42,7 @@ class MembershipStatistics:
     stale_heartbeats: int
     forgotten: int
     suspected: int
+    deaf_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,8 @@ class Membership:
 
     Args:
         stale_after_s: A member without a heartbeat for this long is no candidate.
-        forget_after_s: A member without a heartbeat for this long is removed.
+        forget_after_s: A member without a heartbeat for this long is removed. Both are times in
+            which this balancer listened.
         on_call: Told every call that changes anything, with its arguments; for a journal.
     """
 
@@ -136,6 +148,27 @@ class Membership:
         self._stale_heartbeats = 0
         self._forgotten = 0
         self._suspected = 0
+        self._listened_at: float | None = None
+        self._deaf_s = 0.0
+
+    def listen(self, now: float) -> None:
+        """The loop turned: what had come until now was, or is about to be, observed.
+
+        Never called (in the simulator), members are judged by the clock alone.
+        """
+        self._note("listen", now=now)
+        deaf_s = 0.0 if self._listened_at is None else now - self._listened_at - _HEARING_S
+        self._listened_at = now
+        if deaf_s <= 0:
+            return
+        self._deaf_s += deaf_s
+        for entry in self._entries.values():
+            entry.seen_at = min(now, entry.seen_at + deaf_s)
+            self._write(entry)
+
+    def _heard_until(self, now: float) -> float:
+        """Until when a member that spoke would have been heard."""
+        return now if self._listened_at is None else min(now, self._listened_at + _HEARING_S)
 
     def observe(self, member: Member, now: float) -> bool:
         """Takes one announcement; returns whether it was news.
@@ -239,10 +272,11 @@ class Membership:
     def sweep(self, now: float) -> list[str]:
         """Removes members not heard of for long; returns their ids."""
         self._note("sweep", now=now)
+        heard_until = self._heard_until(now)
         gone = [
             member_id
             for member_id, entry in self._entries.items()
-            if now - entry.seen_at > self._forget_after_s
+            if heard_until - entry.seen_at > self._forget_after_s
         ]
         for member_id in gone:
             self._forget(member_id)
@@ -250,8 +284,9 @@ class Membership:
 
     def snapshot(self, now: float) -> Snapshot:
         """All members as columns; what did not change is shared with earlier snapshots."""
+        heard_until = self._heard_until(now)
         prefill, decode = (
-            self._tables[role].freeze(now, self._stale_after_s)
+            self._tables[role].freeze(now, self._stale_after_s, heard_until)
             for role in (Role.PREFILL, Role.DECODE)
         )
         return Snapshot(taken_at=now, prefill=prefill, decode=decode)
@@ -277,6 +312,7 @@ class Membership:
             stale_heartbeats=self._stale_heartbeats,
             forgotten=self._forgotten,
             suspected=self._suspected,
+            deaf_s=self._deaf_s,
         )
 
     def check_integrity(self) -> None:

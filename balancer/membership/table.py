@@ -81,8 +81,13 @@ class Table:
         if self._facts.pop(member_id, None) is not None:
             self._is_laid_out = False
 
-    def freeze(self, now: float, stale_after_s: float) -> Columns:
-        """The columns at `now`."""
+    def freeze(self, now: float, stale_after_s: float, heard_until: float | None = None) -> Columns:
+        """The columns at `now`.
+
+        Args:
+            stale_after_s: Members not seen for longer are silent.
+            heard_until: Until when they could have been seen; None: until `now`.
+        """
         if not self._is_laid_out:
             self._lay_out()
         for name in self._changed:
@@ -93,7 +98,7 @@ class Table:
         if self._frozen.get("members") is None:
             self._frozen["members"] = tuple(self._members)
         f = self._frozen
-        cause = self._cause(now, stale_after_s)
+        cause = self._cause(now, stale_after_s, now if heard_until is None else heard_until)
         quota_s = f["quota_s"]
         if self._role is Role.PREFILL:
             quota_s = quota_s - np.minimum(np.maximum(now - f["head_since"], 0.0), f["head_s"])
@@ -111,15 +116,16 @@ class Table:
             details=self._details(cause),
         )
 
-    def _cause(self, now: float, stale_after_s: float) -> Any:
+    def _cause(self, now: float, stale_after_s: float, heard_until: float) -> Any:
         """Why members take no new work; the frozen column itself if nobody is silent or suspect."""
         f = self._frozen
         cause = f["excluded"]
         if self._suspicions:
             is_suspect = (now < f["suspect_until"]) & (cause == 0)
             cause = np.where(is_suspect, np.int8(_SUSPECT), cause)
-        if now - f["oldest"] > stale_after_s:
-            cause = np.where(now - f["seen_at"] > stale_after_s, np.int8(_STALE), cause)
+        if heard_until - f["oldest"] > stale_after_s:
+            is_silent = heard_until - f["seen_at"] > stale_after_s
+            cause = np.where(is_silent, np.int8(_STALE), cause)
         if self._fixed.groups is not None:
             cause = _with_groups(cause, self._fixed.groups)
         return cause
@@ -149,6 +155,7 @@ class Table:
             load = facts.member.load
             self._put("running", row, load.running)
             self._put("waiting", row, load.waiting)
+        if old is None or old.seen_at != facts.seen_at:
             self._put("seen_at", row, facts.seen_at)
         if old is None or old.excluded is not facts.excluded:
             self._put("excluded", row, CODE_OF[facts.excluded] if facts.excluded else 0)

@@ -8,8 +8,12 @@ import grpc.aio
 from disagg import wire
 from disagg.v1 import membership_pb2, membership_pb2_grpc
 
-TIMEOUT_S = 0.3
-"""Deadline of one heartbeat; the loop around it tries again."""
+TIMEOUT_S = 2.0
+"""Deadline of one heartbeat; the loop around it tries again.
+
+Long beside an answer and short beside the silence after which a balancer gives a member up (5 s): a
+call that ends before a busy balancer has come to it is never heard at all.
+"""
 
 
 def beat_over(

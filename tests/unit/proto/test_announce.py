@@ -9,6 +9,7 @@ import grpc.aio
 from disagg import wire
 from disagg.announce import Announcement, MemberCard, beat_over
 from disagg.v1 import membership_pb2, membership_pb2_grpc
+from runtime.heartbeat import HeartbeatLimits
 
 
 class _Balancer(membership_pb2_grpc.MembershipServiceServicer):
@@ -17,11 +18,15 @@ class _Balancer(membership_pb2_grpc.MembershipServiceServicer):
     def __init__(self) -> None:
         self.seen: list[membership_pb2.Member] = []
         self.orders_drain = False
+        self.remaining_s: float | None = None
 
     async def Heartbeat(  # type: ignore[override]
-        self, request: membership_pb2.HeartbeatRequest, context: object
+        self,
+        request: membership_pb2.HeartbeatRequest,
+        context: grpc.aio.ServicerContext,
     ) -> membership_pb2.HeartbeatResponse:
         self.seen.append(request.member)
+        self.remaining_s = context.time_remaining()
         return membership_pb2.HeartbeatResponse(
             interval=wire.duration(0.75), drain=self.orders_drain
         )
@@ -44,8 +49,11 @@ async def test_a_beat_carries_the_member_and_brings_the_interval_and_the_order()
         return membership_pb2.Member(member_id="decode-0-r1-4f2a", sequence=next(sequence))
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        beat = beat_over(channel, member, on_drain=on_drain, timeout_s=5.0)
+        beat = beat_over(channel, member, on_drain=on_drain)
         assert await beat() == 0.75
+        # A balancer with much to do comes to it after a second, and still hears it.
+        assert balancer.remaining_s is not None
+        assert 1.0 < balancer.remaining_s < HeartbeatLimits().timeout_s
         assert drained == []
         balancer.orders_drain = True
         await beat()

@@ -46,6 +46,7 @@ def record(policy: str, num_requests: int, seed: int = 3) -> list[str]:
             members.suspect(rng.choice(names)[1], "fell", now, 0.2)
             members.order_drain("p4", rng.random() < 0.5)
             members.sweep(now)
+            members.listen(now)
         router.pass_time(now)
         wanted = request(
             int(10 ** rng.uniform(1, 4)),

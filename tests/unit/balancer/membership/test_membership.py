@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -45,6 +45,35 @@ def test_an_older_snapshot_never_overwrites_a_newer_one() -> None:
     assert view.exclusion is None
     assert view.age_s == 1.0  # a late copy is no sign of life
     assert members.statistics(1.0).stale_heartbeats == 2
+
+
+def test_nobody_falls_silent_while_the_balancer_does_not_listen() -> None:
+    members = make()
+    members.observe(member(), now=0.0)
+    members.listen(0.25)
+    assert members.can_serve(0.25) is False  # one half of a pair; the other never matters here
+    # The loop stands for two minutes: before it turns again, and after it did.
+    assert members.sweep(120.0) == []
+    assert members.views(120.0)[0].exclusion is None
+    members.listen(120.0)
+    assert members.views(120.0)[0].exclusion is None
+    assert members.statistics(120.0).deaf_s == 119.25
+    # From then on it is heard, or not.
+    for tick in range(1, 24):
+        members.listen(120.0 + tick / 4)
+    assert members.views(125.0)[0].exclusion is ExclusionCause.STALE
+
+
+def test_a_loop_that_is_always_late_hears_a_share_of_the_time() -> None:
+    members = make()
+    members.observe(member(), now=0.0)
+    stale_at = None
+    for second in range(60):
+        members.listen(float(second))
+        if members.views(float(second))[0].exclusion is ExclusionCause.STALE:
+            stale_at = second
+            break
+    assert stale_at == 11, "half a second of each was listened to"
 
 
 @pytest.mark.parametrize(
@@ -196,6 +225,35 @@ def test_service_needs_a_pair_with_one_layout() -> None:
     assert not members.can_serve(9.0)
     assert members.statistics(0.0).ready_prefill == 1
     assert [view.member.member_id for view in members.views(0.0, Role.PREFILL)] == ["p0"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.25, 0.5, 0.75, 1.0, 4.0, 30.0, 90.0]), st.booleans()),
+        max_size=40,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_silence_is_counted_in_time_that_was_listened_to(
+    turns: list[tuple[float, bool]],
+) -> None:
+    """Turns of the loop: how long after the last one, and whether a heartbeat came with it."""
+    members, now, silent_s = make(), 0.0, 0.0
+    members.observe(member(sequence=0), now)
+    members.listen(now)
+    for number, (gap_s, is_heard) in enumerate(turns, 1):
+        now += gap_s
+        silent_s += min(gap_s, 0.5)
+        # What looks before the turn is counted sees the same.
+        for _ in range(2):
+            [view] = members.views(now)
+            assert (view.exclusion is ExclusionCause.STALE) == (silent_s > 5.0)
+            members.listen(now)
+        assert members.sweep(now) == []  # 40 turns hear 20 seconds at most
+        if is_heard:
+            members.observe(member(sequence=number), now)
+            silent_s = 0.0
+        members.check_integrity()
 
 
 class MembershipMachine(RuleBasedStateMachine):
