@@ -13,6 +13,7 @@ from balancer.explain.journal import recorded_router
 from balancer.facade.face import ENGINE_GENERATE
 from balancer.facade.face import SERVICE as ENGINE_SERVICE
 from balancer.gauges import publish_members, publish_sizes
+from balancer.http.generation import CHAT, COMPLETIONS
 from balancer.intake import Intake
 from balancer.journey.attempt import Attempts, Handoffs
 from balancer.journey.cleanup import CleanUps
@@ -44,7 +45,7 @@ from balancer.text import TextCodec, TextError
 from balancer.ui.history import History
 from kvstore.pressure import Pressure
 from runtime.clock import Clock
-from runtime.errors import ErrorMap
+from runtime.errors import ErrorMap, Reason
 from runtime.logging import get_logger
 from runtime.member import Condition
 from runtime.metrics import Metrics
@@ -53,6 +54,14 @@ from runtime.serve import BALANCER_OPTIONS, Host
 from runtime.telemetry import NO_TRACER, Tracer
 
 _log = get_logger(__name__)
+
+_ENDPOINTS = {
+    GENERATE: "generate",
+    ROUTE: "route",
+    ENGINE_GENERATE: "engine",
+    CHAT: "chat",
+    COMPLETIONS: "completions",
+}
 
 
 class SharedStore(Handoffs, PrefixStore, Protocol):
@@ -190,6 +199,8 @@ def assemble(
         metrics=metrics,
     )
     recent = RecentRequests()
+    metrics.expect("disagg_slo_requests_total", tier=tiers.names)
+    metrics.expect("disagg_route_decisions_total", policy=(router.policy.name,), tier=tiers.names)
     meter = Meter(
         metrics,
         lambda num_tokens: tiers.names[tiers.class_of(num_tokens)],
@@ -310,6 +321,12 @@ def _host(
         options=BALANCER_OPTIONS,
         security=security,
         tracer=tracer,
+        on_refused=lambda method: metrics.count(
+            "disagg_requests_total",
+            endpoint=_ENDPOINTS[method],
+            outcome="failed",
+            reason=Reason.DRAINING,
+        ),
         # Heartbeats come from members, which have certificates and no keys.
         for_users=frozenset({*SERVICES, ROUTING_SERVICE, ENGINE_SERVICE}) - {MEMBERSHIP},
     )

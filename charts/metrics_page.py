@@ -85,7 +85,7 @@ def _kind(row: Metric) -> str:
 def _labels(row: Metric) -> str:
     texts = []
     for label in row.labels:
-        values = [value or '""' for value in row.known.get(label, ())]
+        values = [value or '""' for value in row.values_of(label)]
         texts.append(f"{label} ({', '.join(values)})" if values else label)
     if row.per_rank:
         texts.append("dp_rank if `metrics.per_rank`")

@@ -198,9 +198,16 @@ class WorkGate:
     """Counts the calls that are work, and refuses new ones while the process drains.
 
     Health, reflection and administration are not work: they answer until the end.
+
+    Args:
+        methods: Full names of those that are work.
+        on_refused: Told what is refused: the full name of a method, or what `work` was given.
     """
 
-    def __init__(self, methods: frozenset[str]) -> None:
+    def __init__(
+        self, methods: frozenset[str], on_refused: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._on_refused = on_refused
         self._is_closed = False
         self._running = 0
         self._idle: list[Callable[[], None]] = []
@@ -232,13 +239,18 @@ class WorkGate:
             self._idle.append(callback)
 
     @contextlib.contextmanager
-    def work(self, what: str) -> Iterator[None]:
+    def work(self, what: str, method: str = "") -> Iterator[None]:
         """Count the body as work, whatever protocol it came by.
+
+        Args:
+            what: For the message of a refusal.
+            method: Its full name, if that is another.
 
         Raises:
             Unavailable: DRAINING: no new work is taken.
         """
         if self._is_closed:
+            self._on_refused(method or what)
             raise Unavailable(
                 f"this process drains and takes no new {what}; ask another",
                 reason=Reason.DRAINING,
@@ -255,7 +267,7 @@ class WorkGate:
                     callback()
 
     async def _around(self, method: str, inner: Behaviour, request: Any, context: Context) -> Any:
-        with self.work(method.rsplit("/", 1)[-1]):
+        with self.work(method.rsplit("/", 1)[-1], method):
             return await inner(request, context)
 
 

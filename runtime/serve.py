@@ -146,6 +146,7 @@ class Host:
         security: With TLS, health is served in plaintext as well, on a port of its own.
         for_users: Full names of services that take API keys; the others are for members alone.
         tracer: Begins a span for every call of `work`.
+        on_refused: Told what is refused while draining; see `WorkGate`.
     """
 
     def __init__(
@@ -164,11 +165,12 @@ class Host:
         security: Security = NO_SECURITY,
         for_users: frozenset[str] = frozenset(),
         tracer: Tracer = NO_TRACER,
+        on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         table = errors or ErrorMap()
         self._listen = listen
         self._drain_settings = drain
-        self._gate = WorkGate(work)
+        self._gate = WorkGate(work, on_refused)
         self._services = tuple(services)
         self.health = Health(services, role=role, metrics=metrics)
         self.address = ""

@@ -32,6 +32,7 @@ from runtime.errors import ErrorMap, FieldViolation, InvalidRequest, Reason
 from runtime.interceptors import incident, translate
 from runtime.logging import get_logger, request_scope
 from runtime.metrics import Metrics
+from runtime.metrics.processes import OTHER_FIELD, UNKNOWN_FIELDS
 from runtime.serve import Host
 from runtime.telemetry import current
 
@@ -41,7 +42,6 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout-ms"
 TARGET_HEADERS = {"x-slo-ttft-ms": "ttft_slo_s", "x-slo-tpot-ms": "tpot_slo_s"}
 _CALLER_LEFT_STATUS = 499
-_MAX_FIELD_CHARS = 40
 _MAX_MS_DIGITS = 15  # thousands of years; what is longer still is cut to that
 _LONG_BODY_BYTES = 1 << 16  # about a millisecond of work
 
@@ -258,9 +258,9 @@ class GenerationEndpoint:
                 ),
             )
         for name in names:
-            self._parts.metrics.count(
-                "disagg_http_unknown_fields_total", field=name[:_MAX_FIELD_CHARS]
-            )
+            # Never the caller's own words: they would be series of ours for good.
+            field = name if name in UNKNOWN_FIELDS else OTHER_FIELD
+            self._parts.metrics.count("disagg_http_unknown_fields_total", field=field)
 
     async def _fail(self, exchange: Exchange, error: Exception) -> None:
         """The one place that makes answers of errors."""

@@ -26,7 +26,7 @@ def _alias_row(
     *labels: str,
     roles: tuple[str, ...],
     buckets: tuple[float, ...] = (),
-    known: Known | None = None,
+    known: tuple[Known, ...] = (),
 ) -> Metric:
     return Metric(
         name=name,
@@ -35,7 +35,7 @@ def _alias_row(
         labels=("model_name", "engine", *labels),
         buckets=buckets,
         roles=roles,
-        known=known or {},
+        known=known,
         is_alias=True,
     )
 
@@ -47,7 +47,7 @@ ALIAS_ROWS: tuple[Metric, ...] = (
         "Waiting sequences by cause.",
         "reason",
         roles=MEMBERS,
-        known={"reason": ("capacity", "deferred")},
+        known=({"reason": ("capacity", "deferred")},),
     ),
     _alias_row(
         "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pool in use, 0 to 1.", roles=MEMBERS
@@ -64,7 +64,6 @@ ALIAS_ROWS: tuple[Metric, ...] = (
         "counter",
         "Times a sequence lost its memory.",
         roles=MEMBERS,
-        known={},
     ),
     _alias_row(
         "vllm:request_prompt_tokens",

@@ -15,6 +15,32 @@ from runtime.metrics.rows import (
     histogram,
 )
 
+_METHODS = (
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "disagg.v1.GenerationService/Generate",
+    "disagg.v1.RoutingService/Route",
+    "disagg.v1.MembershipService/Heartbeat",
+    "disagg.v1.PrefillService/Prefill",
+    "disagg.v1.DecodeService/Decode",
+    "disagg.v1.DecodeService/Prefetch",
+    "disagg.v1.DecodeService/ReserveSlot",
+    "disagg.v1.DecodeService/ReleaseSlot",
+    "vllm.grpc.engine.VllmEngine/Generate",
+    "/metrics",
+)
+"""What requests come through; a defect of another method appears with its first exception."""
+
+UNKNOWN_FIELDS = (
+    *("moderation", "prediction", "prompt_cache_retention", "verbosity", "web_search_options"),
+    *("add_special_tokens", "allowed_token_ids", "bad_words", "chat_template", "documents"),
+    *("guided_grammar", "include_reasoning", "kv_transfer_params", "length_penalty"),
+    *("logits_processors", "mm_processor_kwargs", "prompt_embeds", "prompt_logprobs"),
+    *("return_tokens_as_token_ids", "vllm_xargs"),
+)
+"""Fields of OpenAI's and vLLM's bodies without a meaning here; the only ones that are named."""
+OTHER_FIELD = "other"
+
 PROCESS_ROWS: tuple[Metric, ...] = (
     histogram(
         "rpc_server_call_duration_seconds",
@@ -42,9 +68,10 @@ PROCESS_ROWS: tuple[Metric, ...] = (
     ),
     counter(
         "disagg_http_unknown_fields_total",
-        "Fields of bodies without a meaning.",
+        "Fields of bodies without a meaning; other: not one that clients are known to send.",
         "field",
         roles=(BALANCER,),
+        known={"field": (*UNKNOWN_FIELDS, OTHER_FIELD)},
     ),
     counter(
         "disagg_http_refused_total",
@@ -58,7 +85,7 @@ PROCESS_ROWS: tuple[Metric, ...] = (
         "Exceptions nobody translated.",
         "method",
         roles=SERVING,
-        known={"method": ("",)},
+        known={"method": _METHODS},
     ),
     counter(
         "disagg_scrapes_dropped_total",
@@ -70,9 +97,19 @@ PROCESS_ROWS: tuple[Metric, ...] = (
     ),
     counter(
         "disagg_readiness_transitions_total",
-        "Changes of readiness.",
+        "Changes of readiness; down: the cause of it, or `drain`.",
         *("to", "cause"),
         roles=SERVING,
+        known=(
+            {"to": ("ready",), "cause": ("", "undrain")},
+            {
+                "to": ("down",),
+                "cause": (
+                    *("drain", "no_members", "store_down", "group_incomplete", "loop_failed"),
+                    "loop_stuck",
+                ),
+            },
+        ),
     ),
     histogram(
         "disagg_event_loop_delay_seconds",

@@ -91,7 +91,7 @@ class Metrics:
             self._rows[row.name] = row
         for row in self._rows.values():
             if (not role or role in row.roles) and (with_aliases or not row.is_alias):
-                self._open(row)
+                self._open(row, role)
         if with_aliases:
             shown = [alias for alias in ALIASES if not role or role in alias.roles]
             self.registry.register(AliasView(shown, self._collectors.get, self._alias_labels))
@@ -159,6 +159,28 @@ class Metrics:
             observe(value, {"trace_id": trace_id})
 
         return record
+
+    def expect(self, name: str, **values: Iterable[str]) -> None:
+        """Begins series at zero, for labels whose values only this process knows.
+
+        A counter that appears with its first event has no rate for it, so whatever came in one
+        burst would never be seen.
+
+        Args:
+            values: Of those labels; labels that the table knows values of have these too.
+
+        Raises:
+            ValueError: An unknown name, or a label without values.
+        """
+        row = self._row(name)
+        if row.is_alias and not self._with_aliases:
+            return
+        given = {label: tuple(several) for label, several in values.items()}
+        for known in row.known or ({},):
+            named = {**known, **given}
+            if missing := [label for label in self._told(row) if label not in named]:
+                raise ValueError(f"metric {name}: say which values {missing} can have")
+            self._begin(row, named)
 
     def before_exposition(self, update: Callable[[], None]) -> None:
         """Has gauges brought up to date whenever somebody asks; called on the asking thread."""
@@ -238,13 +260,25 @@ class Metrics:
             make = _MAKERS[row.kind]
             self._collectors[row.name] = make(row.name, row.help, labels, registry=self.registry)
 
-    def _open(self, row: Metric) -> None:
+    def _open(self, row: Metric, role: str) -> None:
         """Registers a row, and those of its series whose label values are known."""
         self._register(row)
-        told = [label for label in self._labels_of(row) if label not in AUTOMATIC]
-        if all(label in row.known for label in told):
-            for values in itertools.product(*(row.known[label] for label in told)):
-                self._child(row.name, row.kind, dict(zip(told, values, strict=True)))
+        told = self._told(row)
+        # A gauge says what is: it comes with the first look.
+        own = {"role": (role,)} if role and row.kind == "counter" else {}
+        for known in row.known or ({},):
+            named = {**own, **known}
+            if all(label in named for label in told):
+                self._begin(row, named)
+
+    def _told(self, row: Metric) -> list[str]:
+        return [label for label in self._labels_of(row) if label not in AUTOMATIC]
+
+    def _begin(self, row: Metric, known: Mapping[str, Iterable[str]]) -> None:
+        """Begins every series of a row that has these values."""
+        told = self._told(row)
+        for values in itertools.product(*(known[label] for label in told)):
+            self._child(row.name, row.kind, dict(zip(told, values, strict=True)))
 
     def _child(self, name: str, kind: Kind, labels: Mapping[str, str]) -> _Collector | None:
         """The series to record in; None for an alias that is switched off."""

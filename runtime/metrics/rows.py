@@ -28,6 +28,8 @@ BALANCER, PREFILL, DECODE, STORE = "balancer", "prefill", "decode", "store"
 MEMBERS: Final = (PREFILL, DECODE)
 SERVING: Final = (BALANCER, PREFILL, DECODE)
 
+Known = Mapping[str, tuple[str, ...]]
+
 AUTOMATIC: Final = (
     "model_name",
     "gen_ai_request_model",
@@ -44,7 +46,9 @@ class Metric:
 
     Attributes:
         roles: Processes that export it from the start; any other one does once it records.
-        known: Values of labels that are exported as zero from the start, if all labels have some.
+        known: Values of labels. Each mapping stands for every combination of its values, and those
+            that name all labels are exported as zero from the start; labels that only a process
+            knows the values of are left out, and it gives them to `Metrics.expect`.
         has_exemplars: Observations name the trace they were made in.
         per_rank: Has the label `dp_rank` where `metrics.per_rank` asks for it.
         is_alias: A name of vLLM; exported where `metrics.vllm_aliases` is on.
@@ -56,10 +60,14 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     roles: tuple[str, ...] = ()
-    known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    known: tuple[Known, ...] = ()
     has_exemplars: bool = False
     per_rank: bool = False
     is_alias: bool = False
+
+    def values_of(self, label: str) -> tuple[str, ...]:
+        """Values of a label that are known beforehand, each once."""
+        return tuple(dict.fromkeys(value for known in self.known for value in known.get(label, ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +88,34 @@ class Alias:
     keep: Mapping[str, str] = field(default_factory=dict)
 
 
-Known = Mapping[str, tuple[str, ...]]
+def _products(known: Known | tuple[Known, ...]) -> tuple[Known, ...]:
+    return known if isinstance(known, tuple) else (known,)
 
 
 def counter(
-    name: str, text: str, *labels: str, roles: tuple[str, ...], known: Known | None = None
+    name: str,
+    text: str,
+    *labels: str,
+    roles: tuple[str, ...],
+    known: Known | tuple[Known, ...] = (),
 ) -> Metric:
     """A row of a counter."""
     return Metric(
-        name=name, kind="counter", help=text, labels=labels, roles=roles, known=known or {}
+        name=name, kind="counter", help=text, labels=labels, roles=roles, known=_products(known)
     )
 
 
 def gauge(
-    name: str, text: str, *labels: str, roles: tuple[str, ...], known: Known | None = None
+    name: str,
+    text: str,
+    *labels: str,
+    roles: tuple[str, ...],
+    known: Known | tuple[Known, ...] = (),
 ) -> Metric:
     """A row of a gauge."""
-    return Metric(name=name, kind="gauge", help=text, labels=labels, roles=roles, known=known or {})
+    return Metric(
+        name=name, kind="gauge", help=text, labels=labels, roles=roles, known=_products(known)
+    )
 
 
 def histogram(
@@ -105,7 +124,7 @@ def histogram(
     buckets: tuple[float, ...],
     *labels: str,
     roles: tuple[str, ...],
-    known: Known | None = None,
+    known: Known | tuple[Known, ...] = (),
     has_exemplars: bool = False,
 ) -> Metric:
     """A row of a histogram."""
@@ -116,6 +135,6 @@ def histogram(
         labels=labels,
         buckets=buckets,
         roles=roles,
-        known=known or {},
+        known=_products(known),
         has_exemplars=has_exemplars,
     )

@@ -35,6 +35,22 @@ _GEN_AI = (
 )
 _COMPONENTS = ("kv", "state", "tail_kv", "tail_state")
 _DAMAGED = (*_COMPONENTS, "body")
+_ENDPOINTS = ("generate", "chat", "completions", "route", "engine")
+# Of failures of ours all, since a burst of them has to be seen; what the request is to blame for
+# appears when it comes.
+_FAULTS = (
+    *("QUEUE_FULL", "POOL_FULL", "NO_PREFILL", "NO_DECODE", "DRAINING", "PEER_GONE", "STORE_DOWN"),
+    *("FIRST_TOKEN_LATE", "DEADLINE", "KV_LAYOUT_DIFFERS", "CHECKSUM_DIFFERS", "BLOCK_EVICTED"),
+    *("LEASE_LOST", "STREAM_INTERRUPTED", "INVARIANT_BROKEN", "DUPLICATE_REQUEST"),
+)
+_MISSING = tuple(f"missing_{component}" for component in _COMPONENTS[:2])
+_CORRUPT = tuple(
+    f"corrupt_{check}"
+    for check in (
+        *("magic", "version", "reserved", "count", "length", "tag", "fingerprint", "digest"),
+        *("chain", "form", "conflict", "attempt"),
+    )
+)
 
 _REQUESTS: tuple[Metric, ...] = (
     histogram(
@@ -66,17 +82,23 @@ _REQUESTS: tuple[Metric, ...] = (
         "Requests ended.",
         *("model_name", "endpoint", "outcome", "reason"),
         roles=(BALANCER,),
-        known={
-            "endpoint": ("generate", "chat", "completions", "route", "engine"),
-            "outcome": ("stop", "length", "abort", "failed", "routed"),
-            "reason": ("",),
-        },
+        known=(
+            {
+                "endpoint": _ENDPOINTS,
+                "outcome": ("stop", "length", "abort"),
+                "reason": ("",),
+            },
+            {"endpoint": ("route",), "outcome": ("routed",), "reason": ("",)},
+            {"endpoint": _ENDPOINTS, "outcome": ("abort",), "reason": ("CALLER_LEFT",)},
+            {"endpoint": _ENDPOINTS, "outcome": ("failed",), "reason": _FAULTS},
+        ),
     ),
     counter(
         "disagg_slo_requests_total",
-        "Requests by whether they kept their targets.",
+        "Requests by whether they kept their targets; without those whose caller left.",
         *("model_name", "tier", "verdict"),
         roles=(BALANCER,),
+        known={"verdict": ("good", "late_first_token", "slow_tokens", "failed")},
     ),
     gauge(
         "disagg_requests_running",
@@ -146,7 +168,14 @@ _REQUESTS: tuple[Metric, ...] = (
         "Requests sent to another member.",
         *("stage", "reason"),
         roles=(BALANCER,),
-        known={"stage": ("prefill", "decode"), "reason": ("",)},
+        known={
+            "stage": ("reserve", "prefill", "decode"),
+            "reason": (
+                *("corrupt", "evicted", "lease_lost", "stale_attempt", "peer_gone", "draining"),
+                *("store_down", "interrupted", "overload", "layout", "still_running"),
+                "broken_stream",
+            ),
+        },
     ),
     counter(
         "disagg_cancellations_total",
@@ -166,6 +195,7 @@ _PLACEMENT: tuple[Metric, ...] = (
         "Placements.",
         *("policy", "tier", "outcome"),
         roles=(BALANCER,),
+        known={"outcome": ("pair", "hold", "reject", "none", "full")},
     ),
     histogram(
         "disagg_route_candidates",
@@ -228,7 +258,9 @@ _PLACEMENT: tuple[Metric, ...] = (
         "Stored prefixes given up, by cause.",
         "cause",
         roles=(BALANCER, PREFILL),
-        known={"cause": ("bypassed",)},
+        known={
+            "cause": ("bypassed", "lookup_late", "lookup_failed", *_MISSING, *_CORRUPT),
+        },
     ),
 )
 
@@ -265,15 +297,24 @@ _HANDOFFS: tuple[Metric, ...] = (
         "outcome",
         roles=(DECODE,),
         known={
-            "outcome": ("ok", "evicted", "lease_lost", "corrupt", "layout_differs", "store_down"),
+            "outcome": (
+                *("ok", "evicted", "lease_lost", "corrupt", "layout_differs", "store_down"),
+                *("store_refused", "stale_attempt"),
+            ),
         },
     ),
     counter(
         "disagg_prefetch_total",
-        "Hand-offs read before their ticket, by end.",
+        "Hand-offs read before their ticket, by end; overtaken: their sequence was there first. Of "
+        "the balancer: calls that broke.",
         "outcome",
-        roles=(DECODE,),
-        known={"outcome": ("used", "abandoned")},
+        roles=(BALANCER, DECODE),
+        known={
+            "outcome": (
+                *("used", "abandoned", "overtaken", "other_tokens", "no_room", "store_down"),
+                *(_MISSING[0], *_CORRUPT[:9], "peer_gone", "deadline", "checksum_differs"),
+            ),
+        },
     ),
     counter(
         "disagg_prefetch_blocks_total",

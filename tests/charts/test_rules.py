@@ -235,6 +235,36 @@ def test_alerts_fire_and_are_silent(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_burst_between_two_scrapes_is_seen(tmp_path: Path) -> None:
+    """The rows of failures are there at zero; without them the first 100 would be no increase."""
+    program = promtool()
+    name = "disagg:request_errors:ratio_rate5m"
+    test = {
+        "interval": "15s",
+        "input_series": [
+            {"series": series, "values": values}
+            for series, values in requests("0x60", "0x10 100x50", "NO_DECODE").items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": name,
+                "eval_time": "5m",
+                "exp_samples": [
+                    {"labels": f'{name}{{namespace="llm",release="demo"}}', "value": 1}
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "burst.yaml"
+    files = [str(path) for path in RULES]
+    document = {"rule_files": files, "evaluation_interval": "1m", "tests": [test]}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    done = subprocess.run(
+        [program, "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_words_of_an_alert_are_filled_in(tmp_path: Path) -> None:
     program = promtool()
     alert = rules("alert")["DisaggKvStoreNearFull"]

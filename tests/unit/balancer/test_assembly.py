@@ -22,3 +22,13 @@ async def test_members_that_fall_silent_are_forgotten() -> None:
         assert (await balancer.examine()).is_ready
         door.store.reachable = False
         assert (await balancer.examine()).cause == "store_down"
+
+
+async def test_series_of_what_only_the_settings_name_begin_at_zero() -> None:
+    async with front_door(routing={"boundaries": [100]}) as door:
+        page = door.balancer.metrics.exposition()[0].decode()
+        for tier in door.balancer.tiers.names:
+            for verdict in ("good", "late_first_token", "slow_tokens", "failed"):
+                labels = f'model_name="",tier="{tier}",verdict="{verdict}"'
+                assert f"disagg_slo_requests_total{{{labels}}} 0.0" in page
+        assert len(door.balancer.tiers.names) == 2

@@ -182,6 +182,7 @@ async def test_a_drain_refuses_new_requests_and_lets_running_ones_end() -> None:
         error = await door.generate("r2")
         assert isinstance(error, Unavailable)
         assert error.reason is Reason.DRAINING
+        assert door.metric("disagg_requests_total", endpoint="generate", reason="DRAINING") == 1
         [messages] = await running
         assert messages[-1].final.finish_reason == common_pb2.FINISH_REASON_LENGTH
         await admin.Undrain(admin_pb2.UndrainRequest(), timeout=5)

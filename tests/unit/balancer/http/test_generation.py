@@ -316,8 +316,12 @@ async def test_an_id_that_runs_is_refused() -> None:
 async def test_unknown_fields_are_counted_or_refused() -> None:
     body = {"prompt": "x", "colour": "blue"}
     async with faced() as (door, client):
-        assert (await client.post(COMPLETIONS, json=body)).status_code == 200
-        assert door.metric("disagg_http_unknown_fields_total", field="colour") == 1
+        known = {**body, "verbosity": "low"}
+        assert (await client.post(COMPLETIONS, json=known)).status_code == 200
+        assert door.metric("disagg_http_unknown_fields_total", field="verbosity") == 1
+        assert door.metric("disagg_http_unknown_fields_total", field="other") == 1
+        # What a caller writes is no name of a series.
+        assert "colour" not in door.balancer.metrics.exposition()[0].decode()
     async with faced(http={"strict_fields": True}) as (_, client):
         error = (await client.post(COMPLETIONS, json=body)).json()["error"]
         assert (error["code"], error["param"]) == ("unsupported_parameter", "colour")
@@ -345,6 +349,8 @@ async def test_new_work_is_refused_while_draining() -> None:
             await door.balancer.host.begin_drain()
             done = await client.post(COMPLETIONS, json={"prompt": "x"})
             assert (done.status_code, done.json()["error"]["code"]) == (503, "unavailable")
+            refused = {"endpoint": "completions", "outcome": "failed", "reason": "DRAINING"}
+            assert door.metric("disagg_requests_total", **refused) == 1
             assert (await client.get("/ready")).status_code == 503
         await door.until(lambda: door.balancer.host.running == 0)
         await door.balancer.host.end_drain()

@@ -19,8 +19,8 @@ def test_an_alias_has_a_source(alias: Alias) -> None:
     assert set(alias.where) <= set(source.labels)
     assert set(alias.keep.values()) <= set(source.labels)
     for label, value in alias.where.items():
-        if label in source.known:
-            assert value.removeprefix(NOT) in source.known[label]
+        if known := source.values_of(label):
+            assert value.removeprefix(NOT) in known
 
 
 def test_names_are_used_once() -> None:

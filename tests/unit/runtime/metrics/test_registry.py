@@ -61,9 +61,47 @@ def test_other_labels_are_refused(labels: dict[str, str]) -> None:
 def test_a_label_without_bound_ends_in_other() -> None:
     metrics = Metrics()
     for number in range(MAX_LABEL_VALUES + 5):
-        metrics.count("disagg_http_unknown_fields_total", field=f"field{number}")
-    assert metrics.value("disagg_http_unknown_fields_total", field="other") == 5
-    assert metrics.value("disagg_http_unknown_fields_total", field="field0") == 1
+        metrics.count("disagg_kv_events_published_total", type=f"type{number}")
+    assert metrics.value("disagg_kv_events_published_total", type="other") == 5
+    assert metrics.value("disagg_kv_events_published_total", type="type0") == 1
+
+
+def samples(metrics: Metrics, name: str) -> set[str]:
+    return {line for line in metrics.exposition()[0].decode().splitlines() if name in line} - {
+        line for line in metrics.exposition()[0].decode().splitlines() if line[:1] == "#"
+    }
+
+
+def test_each_combination_that_can_be_begins_at_zero() -> None:
+    row = Metric(
+        name="disagg_x_total",
+        kind="counter",
+        help="x",
+        labels=("outcome", "reason"),
+        known=(
+            {"outcome": ("ok",), "reason": ("",)},
+            {"outcome": ("failed",), "reason": ("a", "b")},
+        ),
+    )
+    assert samples(Metrics((row,)), "disagg_x_total") == {
+        'disagg_x_total{outcome="ok",reason=""} 0.0',
+        'disagg_x_total{outcome="failed",reason="a"} 0.0',
+        'disagg_x_total{outcome="failed",reason="b"} 0.0',
+    }
+
+
+def test_a_process_says_what_only_it_knows() -> None:
+    name = "disagg_slo_requests_total"
+    metrics = Metrics(model="m")
+    assert samples(metrics, name) == set()
+    metrics.count(name, tier="short", verdict="good")
+    metrics.expect(name, tier=["short", "long"])
+    labels = f'{name}{{model_name="m",tier="short",verdict='
+    assert f'{labels}"good"}} 1.0' in samples(metrics, name)
+    assert f'{labels}"failed"}} 0.0' in samples(metrics, name)
+    assert len(samples(metrics, name)) == 8
+    with pytest.raises(ValueError, match=r"say which values \['tier'\] can have"):
+        metrics.expect(name)
 
 
 def test_a_name_is_declared_once() -> None:

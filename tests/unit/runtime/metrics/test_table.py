@@ -18,7 +18,8 @@ def test_a_row_follows_the_rules(row: Metric) -> None:
     assert not IDS & set(row.labels)
     assert (row.kind == "histogram") == bool(row.buckets)
     assert list(row.buckets) == sorted(set(row.buckets))
-    assert set(row.known) <= set(row.labels) - set(AUTOMATIC)
+    for known in row.known:
+        assert set(known) <= set(row.labels) - set(AUTOMATIC)
     assert set(row.roles) <= {*SERVING, STORE}
     assert row.help.endswith(".")
 
