@@ -168,8 +168,12 @@ class Pipeline:
             self._failed(journey, error.reason)
             raise
         except asyncio.CancelledError:
-            self._endings.cancelled(journey, "drain" if self._is_closing() else "client")
-            self._failed(journey, Reason.CALLER_LEFT)
+            is_closing = self._is_closing()
+            self._endings.cancelled(journey, "drain" if is_closing else "client")
+            self._failed(journey, Reason.DRAINING if is_closing else Reason.CALLER_LEFT)
+            raise
+        except Exception:
+            self._failed(journey, Reason.INVARIANT_BROKEN)
             raise
         finally:
             self._placer.finished(journey)

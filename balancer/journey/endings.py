@@ -8,6 +8,7 @@ from balancer.journey.meter import Meter
 from balancer.journey.recent import Ended, RecentRequests
 from balancer.journey.request import Final, FinishReason, Usage
 from balancer.journey.state import Journey
+from runtime.errors import Reason
 from runtime.metrics import Metrics
 
 
@@ -60,8 +61,9 @@ class Endings:
 
     def failed(self, journey: Journey, reason: str, *, total_us: int = 0) -> None:
         """The caller gets an error, or is not there any more; `total_us` as for `arrived`."""
-        self._count(journey, "failed", reason)
-        self._keep(journey, "failed", reason, total_us)
+        outcome = FinishReason.ABORT.value if reason == Reason.CALLER_LEFT else "failed"
+        self._count(journey, outcome, reason)
+        self._keep(journey, outcome, reason, total_us)
         self._meter.ended(journey, total_s=total_us / 1e6, error_type=reason)
 
     def cancelled(self, journey: Journey, origin: str) -> None:

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 from balancer.journey.request import Request
 from balancer.journey.state import Journey
+from runtime.errors import Reason
 from runtime.metrics import Metrics
+
+CALLERS_OWN = frozenset({Reason.CALLER_LEFT, Reason.DUPLICATE_REQUEST})
+"""Ends that say nothing of how this system does; the recording rules leave them out too."""
 
 
 def _one_tier(_num_tokens: int) -> str:
@@ -85,7 +89,8 @@ class Meter:
             return  # the rest of it is not seen here
         first_s = journey.timing.first_token_us / 1e6
         pace_s = max(0.0, total_s - first_s) / max(1, num_tokens - 1)
-        self._judge(journey.request, first_s, pace_s, is_failed=bool(error_type))
+        if error_type not in CALLERS_OWN:
+            self._judge(journey.request, first_s, pace_s, is_failed=bool(error_type))
         if error_type or num_tokens < 2:
             return
         self._observe("time_per_output_token", journey, pace_s)

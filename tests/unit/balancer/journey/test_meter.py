@@ -65,3 +65,11 @@ def test_a_request_is_judged_by_its_targets(
     Meter(metrics, targets=targets).ended(made, total_s=total_s, error_type=error_type)
     assert metrics.value("disagg_slo_requests_total", verdict=verdict) == 1
     assert metrics.value("disagg_slo_requests_total") == 1
+
+
+@pytest.mark.parametrize("error_type", ["CALLER_LEFT", "DUPLICATE_REQUEST"])
+def test_what_its_caller_ended_is_not_judged(error_type: str) -> None:
+    metrics, made = Metrics(), journey()
+    Meter(metrics).ended(made, total_s=1.0, error_type=error_type)
+    assert metrics.value("disagg_slo_requests_total") == 0
+    assert metrics.value("gen_ai_server_request_duration_seconds", error_type=error_type) == 1
