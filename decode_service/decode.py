@@ -201,7 +201,11 @@ class DecodePath:
             Conflict: The request holds no open credit of that name. Where the call itself is
                 sound, its sequence was faster, or the credit lapsed or was given back meanwhile.
         """
-        self._check_credit("begin.credit_id", request.credit_id, request.request_id)
+        try:
+            self._check_credit("begin.credit_id", request.credit_id, request.request_id)
+        except Conflict:
+            self._prefetches.overtaken()
+            raise
         return await self._prefetches.run(request, counts)
 
     async def run(self, request: SequenceRequest, emit: Emit) -> None:

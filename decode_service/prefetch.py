@@ -176,6 +176,10 @@ class Prefetches:
                     prefetch.end()
                 self._count(prefetch)
 
+    def overtaken(self) -> None:
+        """A call came when its sequence had its slot already: nothing was read for it."""
+        self._metrics.count("disagg_prefetch_total", outcome="overtaken")
+
     @asynccontextmanager
     async def taken(
         self, request_id: str, attempt: int, token_ids: tuple[int, ...], cache_salt: str

@@ -164,10 +164,16 @@ class ReadAhead:
                 raise failure
 
     async def close(self) -> DisaggError | None:
-        """Ends the call if there is one; why it had failed before, if it had."""
+        """Ends the call if there is one; why it had failed before, if it had.
+
+        A slot that its sequence took first is no failure: there was little to read ahead. Decode
+        counts that.
+        """
         call, self._call = self._call, None
         if call is None:
             return None
         failure = await call.failure()
         call.close()
+        if failure is not None and failure.reason is Reason.LEASE_LOST:
+            return None
         return failure
