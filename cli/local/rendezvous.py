@@ -1,7 +1,8 @@
-"""How `disagg generate` finds the system that `disagg up` started on this machine.
+"""How commands find the system that `disagg up` started on this machine.
 
 `up` leaves its address in a file of this user while it runs, one file per system. The files are a
-convenience, no registry: the newest system that still runs is found, and --address reaches any.
+convenience, no registry: the one system that runs is found, of several none is guessed, and
+--address reaches any.
 A system holds a lock on its file, which the kernel takes back however the system ends.
 
 A directory that somebody else can write to is not used: who leaves an address there is sent prompts
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cli.errors import usage
 from cli.output import say
 from runtime.clock import SystemClock
 
@@ -50,11 +52,21 @@ def announced(address: str) -> Iterator[None]:
 
 
 def find() -> str | None:
-    """The address of the newest running system; None if none runs."""
+    """The address of the one running system; None if none runs.
+
+    Raises:
+        CommandError: Several run, and nothing says which is meant.
+    """
     if not _is_ours(_directory()):
         return None
     found = [record for path in _directory().glob("up-*.json") if (record := _read(path))]
-    return max(found)[1] if found else None
+    if len(found) > 1:
+        addresses = ", ".join(address for _, address in sorted(found, reverse=True))
+        raise usage(
+            f"{len(found)} systems run on this machine, newest first: {addresses}; choose one "
+            "with --address"
+        )
+    return found[0][1] if found else None
 
 
 def _read(path: Path) -> tuple[float, str] | None:

@@ -1,4 +1,4 @@
-"""Where `generate` finds the system of `up`."""
+"""Where commands find the system of `up`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.errors import CommandError
 from cli.local import rendezvous
 
 
@@ -45,10 +46,14 @@ def test_a_directory_that_others_can_write_to_is_not_used(
     assert f"{place} is not this user's alone" in capsys.readouterr().err
 
 
-def test_the_newest_running_system_is_found() -> None:
+def test_of_several_systems_none_is_guessed() -> None:
     with rendezvous.announced("h:1"):
-        with rendezvous.announced("h:2"):
-            assert rendezvous.find() == "h:2"
+        with (
+            rendezvous.announced("h:2"),
+            pytest.raises(CommandError, match=r"2 systems run .* h:2, h:1; .*--address") as raised,
+        ):
+            rendezvous.find()
+        assert raised.value.exit_code == 2
         assert rendezvous.find() == "h:1"
 
 
