@@ -152,6 +152,13 @@ def _ask(collector: str, request_id: str) -> traces_pb2.FindTracesResponse:
                 "tracing endpoint points; start it again, or the system with `disagg up --trace`",
                 ExitCode.FAILED,
             ) from error
+        if str(error).startswith("DEADLINE_EXCEEDED"):
+            raise CommandError(
+                f"the collector of the traces at {collector} took the question and gave no answer "
+                f"within {_TIMEOUT_S:g} s: it hangs or is overloaded; try again, or start the "
+                "system anew with `disagg up --trace`",
+                ExitCode.FAILED,
+            ) from error
         if "UNIMPLEMENTED" not in str(error):
             raise
         raise CommandError(

@@ -8,12 +8,12 @@ between machines, so a child may seem to begin before its parent; that changes n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from disagg.v1 import traces_pb2
 
-_RANK = re.compile(r"-r(\d+)(-|$)")
+_RANK = re.compile(r"^(.*?)-r(\d+)(-|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,26 @@ def _walk(children: dict[bytes, list[traces_pb2.TraceSpan]]) -> Iterator[Node]:
         pending += [(child, inner, child is below[-1]) for child in reversed(below)]
 
 
-def process_label(span: traces_pb2.TraceSpan) -> str:
-    """The process of a span in a word or two, such as `decode r1`."""
-    role = span.service.removeprefix("disagg-") or "unknown"
-    rank = _RANK.search(span.process)
-    return f"{role} r{rank[1]}" if rank else role
+def labels_of(trace: Iterable[traces_pb2.TraceSpan]) -> Mapping[tuple[str, str], str]:
+    """The processes of a trace in a word or two, by service and process.
+
+    Such as `decode r1`; where a role has several groups, ranks are told with their group:
+    `decode-0 r1`.
+    """
+    processes = {(span.service, span.process) for span in trace}
+    groups: dict[str, set[str]] = {}
+    for service, process in processes:
+        if found := _RANK.search(process):
+            groups.setdefault(service, set()).add(found[1])
+    return {
+        (service, process): _label(service, process, len(groups.get(service, ())) > 1)
+        for service, process in processes
+    }
+
+
+def _label(service: str, process: str, names_group: bool) -> str:
+    role = service.removeprefix("disagg-") or "unknown"
+    found = _RANK.search(process)
+    if not found:
+        return role
+    return f"{found[1] if names_group else role} r{found[2]}"

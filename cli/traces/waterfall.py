@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cli.output import plural
 from cli.traces.notes import notes_of, summary_of
-from cli.traces.tree import Node, nodes_of, process_label
+from cli.traces.tree import Node, labels_of, nodes_of
 from disagg.v1 import traces_pb2
 
 MIN_COLUMNS, DEFAULT_COLUMNS, MAX_COLUMNS = 80, 100, 180
@@ -43,7 +43,8 @@ class Waterfall:
         self._known = {span.span_id: span for span in trace}
         self._start_ns = min(span.start_ns for span in trace)
         self._length_ns = max(1, max(span.end_ns for span in trace) - self._start_ns)
-        labels = dict.fromkeys(process_label(node.span) for node in self._nodes)
+        self._labels = labels_of(self._known.values())
+        labels = dict.fromkeys(self._label(node.span) for node in self._nodes)
         self._colours = (
             {label: _COLOURS[number % len(_COLOURS)] for number, label in enumerate(labels)}
             if has_colours
@@ -84,9 +85,12 @@ class Waterfall:
         )
         shown = ""
         for node in self._nodes:
-            label = process_label(node.span)
+            label = self._label(node.span)
             yield from self._row(node, label if label != shown else "")
             shown = label
+
+    def _label(self, span: traces_pb2.TraceSpan) -> str:
+        return self._labels[span.service, span.process]
 
     def _scale(self) -> str:
         """Quarters of the whole length, in milliseconds."""
@@ -103,7 +107,7 @@ class Waterfall:
 
     def _row(self, node: Node, label: str) -> Iterator[str]:
         span = node.span
-        colour = self._colours.get(process_label(span))
+        colour = self._colours.get(self._label(span))
         name = _name(node)
         if len(name) > self._name_chars:
             name = name[: self._name_chars - 1] + "…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ class _Face(admin_pb2_grpc.AdminServiceServicer, traces_pb2_grpc.TraceServiceSer
     def __init__(self, kept: KeptTraces) -> None:
         self.endpoint = ""
         self.asked = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self._kept = kept
 
     def GetServerInfo(self, request, context):  # type: ignore[no-untyped-def]
@@ -32,6 +35,7 @@ class _Face(admin_pb2_grpc.AdminServiceServicer, traces_pb2_grpc.TraceServiceSer
 
     def FindTraces(self, request, context):  # type: ignore[no-untyped-def]
         self.asked += 1
+        self.may_answer.wait(20)
         return traces_pb2.FindTracesResponse(
             spans=self._kept.find(request.request_id), num_traces=len(self._kept)
         )
@@ -52,6 +56,7 @@ def running(*, collects: bool = True, traced: bool = True) -> Iterator[tuple[str
     try:
         yield f"127.0.0.1:{port}", face
     finally:
+        face.may_answer.set()
         server.stop(0).wait()
 
 
@@ -69,6 +74,19 @@ def test_a_collector_that_is_gone_is_named_and_the_system_is_not_blamed(
     told = capsys.readouterr().err
     assert "the collector of the traces does not answer at 127.0.0.1:1" in told
     assert "--address" not in told
+
+
+def test_a_collector_that_hangs_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running() as (address, face):
+        face.may_answer.clear()
+        monkeypatch.setattr(trace, "_TIMEOUT_S", 0.1)
+        assert main(["trace", "r-1", "--address", address]) == 1
+    told = capsys.readouterr().err
+    assert f"the collector of the traces at {address} took the question" in told
+    assert "disagg up --trace" in told
+    assert "DEADLINE" not in told
 
 
 def test_a_long_id_is_cut_in_messages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.traces.tree import nodes_of, process_label, traces_of
+from cli.traces.tree import labels_of, nodes_of, traces_of
 from tests.fakes.trace_spans import a_request, a_span
 
 
@@ -41,12 +41,19 @@ def test_traces_in_the_order_of_their_begin() -> None:
 
 def test_labels_of_processes() -> None:
     def label(process: str) -> str:
-        return process_label(a_span(1, "x", process=process))
+        [found] = labels_of([a_span(1, "x", process=process)]).values()
+        return found
 
     assert label("disagg-decode/decode-0-r12-3426afe5") == "decode r12"
     assert label("disagg-balancer/balancer-ab12") == "balancer"
     assert label("mine/thing") == "mine"
     assert label("/") == "unknown"
+
+
+def test_of_several_groups_of_a_role_the_group_is_named() -> None:
+    names = ("decode/decode-0-r0-aa", "decode/decode-1-r0-bb", "prefill/prefill-0-r0-cc")
+    spans = [a_span(number, "x", process=f"disagg-{name}") for number, name in enumerate(names, 1)]
+    assert sorted(labels_of(spans).values()) == ["decode-0 r0", "decode-1 r0", "prefill r0"]
 
 
 parents = st.lists(st.integers(0, 9), min_size=1, max_size=9)
