@@ -12,7 +12,6 @@ from runtime.telemetry import Span
 from runtime.tracing.table import Attribute, Value
 
 PROVIDER = "disagg"
-_MAX_STOP_CHARS = 32
 
 
 def describe_request(
@@ -41,7 +40,8 @@ def describe_request(
     if sampling.top_k:
         said["gen_ai.request.top_k"] = sampling.top_k
     if sampling.stop:
-        said["gen_ai.request.stop_sequences"] = [text[:_MAX_STOP_CHARS] for text in sampling.stop]
+        # Their number alone: the texts are content of the caller.
+        said["disagg.stop_sequences"] = len(sampling.stop)
     if message.chat.reasoning_effort:
         said["gen_ai.request.reasoning.level"] = message.chat.reasoning_effort
     span.set(said)
