@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from importlib import metadata
 
 from balancer.config import BalancerSettings
 from balancer.recording import RecordingError
@@ -12,6 +11,7 @@ from balancer.remote.handoffs import open_handoffs
 from balancer.service import serve
 from balancer.text import ModelFilesError
 from kvstore.errors import StoreUrlError
+from runtime.build import software_version
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import configure_logging
@@ -55,18 +55,11 @@ async def _run(settings: BalancerSettings) -> None:
                 clock=clock,
                 stop=stop,
                 store=store,
-                version=_version(),
+                version=software_version(),
                 metrics=metrics,
             )
     finally:
         store.close()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("disagg")
-    except metadata.PackageNotFoundError:
-        return "uninstalled"
 
 
 def main() -> int:

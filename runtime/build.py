@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 from runtime.metrics import Metrics
 
@@ -14,6 +16,23 @@ def source_revision(distribution: str = "disagg") -> str:
         text = metadata.distribution(distribution).read_text("direct_url.json")
         return str(json.loads(text or "{}").get("vcs_info", {}).get("commit_id", "unknown"))
     except (metadata.PackageNotFoundError, ValueError):
+        return "unknown"
+
+
+def software_version(distribution: str = "disagg") -> str:
+    """Version of the installed distribution; of a source tree, its version with `+source`.
+
+    `unknown` where neither is there.
+    """
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        project = tomllib.loads(text)["project"]
+        return f"{project['version']}+source" if project["name"] == distribution else "unknown"
+    except (OSError, ValueError, KeyError):
         return "unknown"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
-from runtime.build import source_revision, tell_build
+from runtime.build import software_version, source_revision, tell_build
 from runtime.metrics import Metrics
 
 
@@ -44,3 +46,15 @@ def test_the_build_is_told() -> None:
     metrics = Metrics()
     tell_build(metrics, role="decode", version="1.2.3", fingerprint="aa")
     assert metrics.value("disagg_build_info", version="1.2.3", fingerprint="aa") == 1
+
+
+def test_a_source_tree_tells_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert software_version() == f"{project['version']}+source"
+    assert software_version("another") == "unknown"
+    monkeypatch.setattr(metadata, "version", lambda _name: "1.2.3")
+    assert software_version() == "1.2.3"
