@@ -193,6 +193,7 @@ class Attempts:
         )
         async with aclosing(self._silence.watched(journey, stream)) as events:
             async for event in events:
+                journey.has_used_slot = True  # it was taken before the first event
                 match event:
                     case Resumed():
                         resumed_at = self._clock.now()

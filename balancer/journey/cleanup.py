@@ -3,6 +3,9 @@
 A request that is cancelled cannot wait for a credit to be returned or a hand-off to be dropped, and
 its cancellation must not cut that short. It leaves such work here. Each piece has a second; what
 fails is counted and logged, and ends by its own deadline on the other side.
+
+So many pieces run at once; when thousands of callers leave together, the others wait their turn and
+have their second then. All at once they would hold the event loop and run out of time together.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from runtime.logging import get_logger
 
 _log = get_logger(__name__)
 
+_MAX_AT_ONCE = 128
+
 
 class CleanUps:
     """A task group for clean-up work; leaving it waits for what still runs.
@@ -30,12 +35,13 @@ class CleanUps:
         self._limit_s = limit_s
         self._group = asyncio.TaskGroup()
         self._running = 0
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
         self._is_closed = False
         self.failed: Counter[str] = Counter()
 
     @property
     def running(self) -> int:
-        """Pieces that run now."""
+        """Pieces that run now or wait for their turn."""
         return self._running
 
     async def __aenter__(self) -> Self:
@@ -50,6 +56,8 @@ class CleanUps:
         _traceback: TracebackType | None,
     ) -> None:
         """Waits for all pieces; each is bounded. What ended the body goes on as it is."""
+        for _ in range(self._running):
+            self._turns.release()  # a stop waits for one second, not for turns
         try:
             # With the body's exception the group would cancel the pieces and wrap it.
             await self._group.__aexit__(None, None, None)
@@ -67,7 +75,7 @@ class CleanUps:
 
     async def _run(self, name: str, work: Coroutine[object, object, object]) -> None:
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with self._turns, asyncio.timeout(self._limit_s):
                 await work
         except (DisaggError, TimeoutError, OSError) as error:
             self.failed[name] += 1
@@ -76,4 +84,5 @@ class CleanUps:
             self.failed[name] += 1
             _log.error("clean_up.broken", what=name, exc_info=True)
         finally:
+            work.close()  # had it waited for its turn in vain
             self._running -= 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from balancer.journey.cleanup import CleanUps
@@ -57,6 +57,7 @@ class Placer:
         tiers: Told about prefill work that begins and ends.
         peers: Calls to the members.
         cleanups: Gives slots back.
+        is_store_down: Whether the store did not answer when it was last asked.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Placer:
         clock: Clock,
         limits: Limits,
         metrics: Metrics,
+        is_store_down: Callable[[], bool] = lambda: False,
     ) -> None:
         self._members = members
         self._router = router
@@ -79,6 +81,7 @@ class Placer:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
+        self._is_store_down = is_store_down
         self._room = asyncio.Event()
         self._held = 0
 
@@ -124,8 +127,7 @@ class Placer:
             yield pair
         finally:
             self.take_weight_off(journey, pair.prefill, pair.decode)
-            is_used_up = journey.leg is Leg.DECODE and journey.transcript.is_finished
-            if not is_used_up and journey.handover is None:
+            if not journey.has_used_slot and journey.handover is None:
                 self._cleanups.spawn(
                     "release_slot",
                     self._peers.release(pair.decode, pair.credit_id, timeout_s=_CLEANUP_S),
@@ -203,7 +205,11 @@ class Placer:
             if journey.avoid:  # better a member that failed before than none
                 journey.avoid.clear()
                 continue
-            error = no_pair_error(placement, retry_after_s=_RETRY_AFTER_S)
+            error = no_pair_error(
+                placement,
+                retry_after_s=_RETRY_AFTER_S,
+                is_store_down=self._is_store_down(),
+            )
             if self._clock.now() - started_at >= self._patience_s(journey, placement, error):
                 raise error
             full.clear()
@@ -288,6 +294,7 @@ class Placer:
     ) -> str | None:
         """Puts the request's weight on both members and takes a slot; None if there is none."""
         journey.enter(Leg.RESERVE, decode)
+        journey.has_used_slot = False
         request, now = journey.request, self._clock.now()
         num_tokens = len(request.token_ids) + journey.transcript.seq
         # Before the first await: the next decision has to see this one.

@@ -82,6 +82,7 @@ class Journey:
         stored_tokens: Prompt tokens that were in the store when the request came.
         is_placed: The router knows the request.
         prefilled_attempt: The latest attempt whose prefill is known to be over.
+        has_used_slot: Decode has begun this attempt, so its slot is not there to be given back.
         handover: Set once the caller goes on alone.
         last_token_at: When tokens were last handed out; None before the first.
         max_gap_s: Longest time between two of them.
@@ -104,6 +105,7 @@ class Journey:
     is_placed: bool = False
     prefilled_attempt: int = 0
     timing: Timing = field(default_factory=Timing)
+    has_used_slot: bool = False
     handover: Handover | None = None
     last_token_at: float | None = None
     max_gap_s: float = 0.0

@@ -79,6 +79,7 @@ class Member:
     active: int = 0
     cancelled: int = 0
     credits: set[str] = field(default_factory=set)
+    releases: int = 0
     capacity: int = 1 << 30
     refuse: DisaggError | None = None
     refusals: deque[DisaggError] = field(default_factory=deque)
@@ -241,6 +242,7 @@ class _Decode(decode_pb2_grpc.DecodeServiceServicer):
     async def ReleaseSlot(
         self, request: decode_pb2.ReleaseSlotRequest, context: grpc.aio.ServicerContext
     ) -> decode_pb2.ReleaseSlotResponse:
+        self._member.releases += 1
         found = request.credit_id in self._member.credits
         self._member.credits.discard(request.credit_id)
         return decode_pb2.ReleaseSlotResponse(found=found)

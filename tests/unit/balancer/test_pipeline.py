@@ -90,6 +90,8 @@ async def test_leaving_at_any_stage_frees_everything(stage: str, how: str) -> No
             assert outcome.code().name == "DEADLINE_EXCEEDED"
         await door.settle()
         assert member.cancelled == 1
+        # Decode had taken the slot: nobody asks for it back.
+        assert door.decodes[0].releases == (0 if stage == "decoding" else 1)
         assert door.store.aborted == (["h-r1-1"] if "decod" in stage else [])
         # A prefill may commit in the moment in which nobody reads any more.
         searched = [] if "decod" in stage else [("r1", 1)]

@@ -44,6 +44,49 @@ async def test_failures_are_counted_and_end_nothing() -> None:
     assert cleanups.failed == {"fails": 1, "broken": 1, "hangs": 1}
 
 
+@pytest.mark.medium
+async def test_pieces_take_turns_and_each_has_its_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("balancer.journey.cleanup._MAX_AT_ONCE", 2)
+    at_once: list[int] = []
+    running, all_done = 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal running
+        running += 1
+        at_once.append(running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        if len(at_once) == 14:
+            all_done.set()
+
+    async with CleanUps(limit_s=0.3) as cleanups:
+        for number in range(14):  # 0.35 s in turns: more than the time of one
+            cleanups.spawn(str(number), work())
+        await all_done.wait()
+    assert max(at_once) == 2
+    assert cleanups.failed.total() == 0
+
+
+async def test_a_stop_waits_for_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("balancer.journey.cleanup._MAX_AT_ONCE", 1)
+    began: list[str] = []
+
+    async def hangs(name: str) -> None:
+        began.append(name)
+        await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    async with CleanUps(limit_s=0.02) as cleanups:
+        for number in range(20):
+            cleanups.spawn("hangs", hangs(str(number)))
+    assert len(began) == 20
+    assert loop.time() - started < 0.3, "20 turns would take 0.4 s"
+    assert cleanups.failed == {"hangs": 20}
+
+
 async def test_what_ends_the_body_is_not_wrapped_and_ends_no_piece() -> None:
     done = []
 
