@@ -194,8 +194,9 @@ async def test_gateways_get_the_same_tokens(system: System) -> None:
 
 
 async def test_the_waterfall_of_a_chat_covers_all_processes(
-    system: System, capsys: pytest.CaptureFixture[str]
+    system: System, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # a narrow terminal cuts long names
     trace_id, named = "0af7651916cd43dd8448eb211c80319c", "traced-chat"
     async with stock(system) as client:
         stream = await client.chat.completions.create(
