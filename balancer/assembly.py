@@ -72,6 +72,11 @@ class SharedStore(Handoffs, PrefixStore, Protocol):
         """How full it was when it was last looked at; None if it never told."""
         ...
 
+    @property
+    def is_down(self) -> bool:
+        """Whether it did not answer when it was last asked; at once back."""
+        ...
+
     async def is_reachable(self) -> bool:
         """Whether it answers; called some times a second, bounded by itself."""
         ...
@@ -123,10 +128,11 @@ class Balancer:
         )
         self.router.pass_time(now)
         self.store.look_at_pressure()
-        if not self.members.can_serve(now):
-            return Condition(is_ready=False, cause="no_members")
+        # First, since members are not ready without the store.
         if not await self.store.is_reachable():
             return Condition(is_ready=False, cause="store_down")
+        if not self.members.can_serve(now):
+            return Condition(is_ready=False, cause="no_members")
         return Condition()
 
     def listen(self) -> None:
@@ -197,6 +203,7 @@ def assemble(
         clock=clock,
         limits=limits,
         metrics=metrics,
+        is_store_down=lambda: store.is_down,
     )
     recent = RecentRequests()
     metrics.expect("disagg_slo_requests_total", tier=tiers.names)

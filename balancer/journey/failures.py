@@ -63,9 +63,13 @@ class Refused(Overloaded):
     """The balancer itself turns the request away; no attempt follows, the caller may come again."""
 
 
+class NobodyLeft(Unavailable):
+    """No pair was found in the time that a request waits for one; no attempt follows."""
+
+
 def remedy_for(error: DisaggError | StreamBroken) -> Remedy | None:
     """How to go on; None if the error is final."""
-    if isinstance(error, Refused):
+    if isinstance(error, Refused | NobodyLeft):
         return None
     if isinstance(error, StreamBroken):
         return _BROKEN_STREAM
@@ -88,7 +92,7 @@ def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -
     again means that another call uses the id.
     """
     is_ours = (
-        isinstance(error, Refused)
+        isinstance(error, Refused | NobodyLeft)
         or remedy_for(error) is not None
         or (isinstance(error, DisaggError) and error.reason in _NOBODY_LEFT)
     )
@@ -111,8 +115,15 @@ def final_error(error: DisaggError | StreamBroken, *, seq: int, attempts: int) -
     return error
 
 
-def no_pair_error(placement: Placement, *, retry_after_s: float) -> DisaggError:
-    """Why no pair could be chosen, as an error for the caller."""
+def no_pair_error(
+    placement: Placement, *, retry_after_s: float, is_store_down: bool = False
+) -> DisaggError:
+    """Why no pair could be chosen, as an error for the caller.
+
+    Args:
+        is_store_down: Whether the store did not answer the balancer itself; members that are not
+            ready then are not to blame.
+    """
     causes = {item.cause for item in placement.exclusions}
     roles = {role: [item for item in placement.exclusions if item.role is role] for role in Role}
     if ExclusionCause.FULL in causes:
@@ -136,8 +147,15 @@ def no_pair_error(placement: Placement, *, retry_after_s: float) -> DisaggError:
             "both from the same model directory with the same settings",
             reason=Reason.KV_LAYOUT_DIFFERS,
         )
+    if is_store_down and ExclusionCause.NOT_READY in causes:
+        return NobodyLeft(
+            f"the KV store does not answer, so no member is ready: {placement.reason}; the same "
+            "call can be served once it is back",
+            reason=Reason.STORE_DOWN,
+            retry_after_s=retry_after_s,
+        )
     prefill_lacks = not any(item.role is Role.PREFILL for item in unpaired)
-    return Unavailable(
+    return NobodyLeft(
         f"no {'prefill' if prefill_lacks else 'decode'} member is ready: {placement.reason}",
         reason=Reason.NO_PREFILL if prefill_lacks else Reason.NO_DECODE,
         retry_after_s=retry_after_s,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from balancer.config import StoreSettings
-from balancer.remote.peers import Ticket
+from balancer.remote.legs import Ticket
 from disagg.block_hash import chain
 from kvstore import KvStore, KvStoreConfig, LeaseRecord, PrefixMatch
 from kvstore.backends.base import BackendStatistics
@@ -123,6 +123,7 @@ class StoreHandoffs:
         # Of their own, so that look-ups which hang leave pings and clean-up alone.
         self._lookup_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="lookup")
         self._ping: asyncio.Future[object] | None = None
+        self._is_down = False
         self._lost: dict[bytes, set[tuple[str, int]]] = {}
         self._shedding = Shedding()
         self._pressure: Pressure | None = None
@@ -158,6 +159,11 @@ class StoreHandoffs:
         if self._shedding.update(self._pressure):
             _log.warning("store.pressure", refuses=self.refusal or "nothing any more")
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the last ping had no answer; False before the first."""
+        return self._is_down
+
     async def is_reachable(self) -> bool:
         """Whether the store answers in time. A ping that hangs is waited for, not repeated."""
         if self._ping is None or self._ping.done():
@@ -170,8 +176,10 @@ class StoreHandoffs:
         except (KvStoreError, OSError, TimeoutError) as error:
             _log.debug("store.unreachable", error=str(error))
             self._metrics.set("disagg_kv_store_up", 0)
+            self._is_down = True
             return False
         self._metrics.set("disagg_kv_store_up", 1)
+        self._is_down = False
         if isinstance(server, BackendStatistics):
             self._metrics.set("disagg_kv_store_used_bytes", server.used_bytes, shard=_ALL_SHARDS)
             self._metrics.set("disagg_kv_store_limit_bytes", server.max_bytes, shard=_ALL_SHARDS)

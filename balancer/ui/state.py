@@ -131,13 +131,14 @@ def _why_not(facts: Facts) -> str:
     """Why no request is served now; empty if one could be."""
     if facts.is_draining:
         return "draining"
+    # Members are not ready without the store: it is the cause, not they.
+    if not facts.store.is_reachable:
+        return "the KV store does not answer"
     for role, columns in (("prefill", facts.snapshot.prefill), ("decode", facts.snapshot.decode)):
         if not len(columns):
             return f"no {role} member has announced itself"
         if not (columns.cause == 0).any():
             return f"no {role} member takes work"
-    if not facts.store.is_reachable:
-        return "the store does not answer"
     return "" if facts.is_ready else "starting, or members with different KV layouts"
 
 

@@ -54,6 +54,10 @@ class FakeStore:
     def look_at_pressure(self) -> None:
         self.looks += 1
 
+    @property
+    def is_down(self) -> bool:
+        return not self.reachable
+
     async def is_reachable(self) -> bool:
         return self.reachable
 

@@ -315,7 +315,8 @@ function decisions(state) {
 
 function store(state) {
   const s = state.store;
-  draw("store-note", !s.reachable ? "does not answer" : `answers; new hand-offs are ${s.refusal ? "refused" : "taken"}`);
+  $("store").classList.toggle("stale", !s.reachable);
+  draw("store-note", !s.reachable ? "does not answer; what is shown was so before" : `answers; new hand-offs are ${s.refusal ? "refused" : "taken"}`);
   const share = (value, none) => (value === null ? none : percent(value));
   const fact = (name, value, title) => el("div", { title }, el("dt", {}, name), el("dd", {}, value));
   const last = plural(s.num_recent, "request");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.errors import Reason
 from tests.fakes.front_door import front_door
 
 pytestmark = pytest.mark.medium
@@ -32,3 +33,18 @@ async def test_series_of_what_only_the_settings_name_begin_at_zero() -> None:
                 labels = f'model_name="",tier="{tier}",verdict="{verdict}"'
                 assert f"disagg_slo_requests_total{{{labels}}} 0.0" in page
         assert len(door.balancer.tiers.names) == 2
+
+
+async def test_a_store_that_is_down_is_the_reason_for_members_that_are_not_ready() -> None:
+    async with front_door(announce=False, limits={"recovery_wait_s": 0.01}) as door:
+        for member in door.members:
+            await member.announce(door.channel, ready=False)
+        assert (await door.balancer.examine()).cause == "no_members"
+        error = await door.generate()
+        assert error.reason is Reason.NO_PREFILL
+        door.store.reachable = False
+        assert (await door.balancer.examine()).cause == "store_down"
+        error = await door.generate("r2")
+        assert error.reason is Reason.STORE_DOWN
+        assert error.retry_after_s == 1.0
+        assert "the KV store does not answer" in error.message

@@ -6,6 +6,7 @@ import pytest
 
 from balancer.explain.decisions import decide
 from balancer.journey.failures import (
+    NobodyLeft,
     Refused,
     final_error,
     newest_attempt,
@@ -124,14 +125,18 @@ def test_errors_of_the_request_itself_are_not_dressed_up() -> None:
     assert isinstance(final_error(StreamBroken("gap"), seq=0, attempts=1), Bug)
 
 
-def reason_of(*views: MemberView, full: frozenset[str] = frozenset()) -> Reason:
+def reason_of(
+    *views: MemberView, full: frozenset[str] = frozenset(), is_store_down: bool = False
+) -> Reason:
     request = PlacementRequest(
         request_id="r", attempt=1, num_tokens=100, max_new_tokens=0, full=full
     )
     policy = make_policy("deepseek")
     placement = decide(policy, request, views, rotation=0, now=0.0).placement
     assert placement.decode is None
-    error = no_pair_error(placement, retry_after_s=1.0)
+    error = no_pair_error(placement, retry_after_s=1.0, is_store_down=is_store_down)
+    if isinstance(error, Unavailable):
+        assert remedy_for(error) is None  # the search has waited; nobody waits again
     for item in views:
         assert item.member.member_id in error.message
     return error.reason
@@ -167,3 +172,13 @@ def test_only_what_comes_back_by_itself_is_waited_for() -> None:
         if (remedy := remedy_for(CLASS_OF_REASON[reason]("x", reason=reason))) and remedy.is_outage
     }
     assert waited_for == {Reason.PEER_GONE, Reason.DRAINING, Reason.STORE_DOWN}
+
+
+def test_members_that_wait_for_the_store_are_not_what_is_missing() -> None:
+    waiting = {"exclusion": ExclusionCause.NOT_READY}
+    stale = {"exclusion": ExclusionCause.STALE}
+    assert reason_of(prefill(**waiting), view(**waiting)) is Reason.NO_PREFILL
+    assert reason_of(prefill(**waiting), view(**waiting), is_store_down=True) is Reason.STORE_DOWN
+    assert reason_of(prefill(**stale), view(**stale), is_store_down=True) is Reason.NO_PREFILL
+    ended = final_error(NobodyLeft("x", reason=Reason.STORE_DOWN), seq=3, attempts=2)
+    assert ended.reason is Reason.STREAM_INTERRUPTED

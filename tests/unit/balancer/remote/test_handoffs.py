@@ -100,11 +100,13 @@ async def test_a_store_that_is_down_is_unreachable_and_costs_no_request() -> Non
     handoffs = StoreHandoffs(opener, ping_s=1.0, metrics=metrics)
     await handoffs.is_reachable()
     assert metrics.value("disagg_kv_store_up") == 1
+    assert not handoffs.is_down
     await handoffs.abort(TICKET)
     for store in opener.stores:
         store.error = StoreDown("unix:/x", "refused")
     assert not await handoffs.is_reachable()
     assert metrics.value("disagg_kv_store_up") == 0
+    assert handoffs.is_down
     await handoffs.abort(TICKET)  # the hand-off's own deadline ends it
     opener.stores[0].error = None
     assert await handoffs.is_reachable()
