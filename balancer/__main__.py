@@ -10,6 +10,7 @@ from balancer.recording import RecordingError
 from balancer.remote.handoffs import open_handoffs
 from balancer.service import serve
 from balancer.text import ModelFilesError
+from kvstore.config import parse_url
 from kvstore.errors import StoreUrlError
 from runtime.build import software_version
 from runtime.clock import SystemClock
@@ -62,6 +63,19 @@ async def _run(settings: BalancerSettings) -> None:
         store.close()
 
 
+def _check(settings: BalancerSettings) -> None:
+    """What can be told of settings alone.
+
+    Raises:
+        SettingsError: They say what no start would accept.
+    """
+    plan_of(settings.tracing)
+    try:
+        parse_url(settings.store.url)
+    except StoreUrlError as error:
+        raise SettingsError([str(error)]) from error
+
+
 def main() -> int:
     """Returns the exit code of the process."""
     settings = load_process(
@@ -70,7 +84,7 @@ def main() -> int:
         description="Front door of the system.",
         example=f"{_PROG} --model models/tiny-v4 --store redis://127.0.0.1:6379 --port 50051",
         foreign_sections=foreign_to(BalancerSettings),
-        check=lambda found: plan_of(found.tracing),
+        check=_check,
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "balancer"})
     with exits(_PROG, _STARTUP_ERRORS):

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from kvstore import embedded
-from kvstore.config import KvStoreConfig
+from kvstore.config import KvStoreConfig, parse_url
 from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreUrlError
 from kvstore.handoffs.leases import JanitorReport
 from kvstore.measures import DropMeasures
@@ -32,7 +32,7 @@ from runtime.metrics import Metrics
 from runtime.metrics.page import MetricsSettings, PageError, serving_page
 from runtime.rank import installed_version
 from runtime.sections import foreign_to
-from runtime.settings import Settings, load_process, setting
+from runtime.settings import Settings, SettingsError, load_process, setting
 from runtime.startup import exits
 
 logger = logging.getLogger(__name__)
@@ -190,6 +190,19 @@ def _require_running(server: embedded.EmbeddedStore) -> None:
         )
 
 
+def _check(settings: UpkeepSettings) -> None:
+    """What can be told of settings alone.
+
+    Raises:
+        SettingsError: They say what no start would accept.
+    """
+    if settings.server.url:
+        try:
+            parse_url(settings.server.url)
+        except StoreUrlError as error:
+            raise SettingsError([str(error)]) from error
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code of the process."""
     settings = load_process(
@@ -199,6 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="A private KV store, and its janitor.",
         example=f"{PROG} --directory /run/disagg-store",
         foreign_sections=foreign_to(UpkeepSettings),
+        check=_check,
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": "store"})
     stop = threading.Event()

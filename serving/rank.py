@@ -28,7 +28,7 @@ from engine.parallel.backends import require_backend
 from engine.parallel.errors import BackendMissing
 from engine.parallel.layout import RunLayout, data_parallel, parse_layout
 from engine.parallel.worker import RankContext, run_group
-from kvstore.config import KvStoreConfig
+from kvstore.config import KvStoreConfig, parse_url, with_files
 from kvstore.errors import KvStoreError
 from kvstore.measures import StoreMeasures
 from kvstore.store import KvStore, open_store
@@ -80,6 +80,20 @@ def run_layout(settings: EngineProcessSettings) -> RunLayout:
     return data_parallel(settings.group.ranks)
 
 
+def check_settings(settings: EngineProcessSettings) -> None:
+    """What can be told of settings alone: tracing, layout, and where the store is.
+
+    Raises:
+        runtime.settings.SettingsError: They say what no start would accept.
+    """
+    plan_of(settings.tracing)
+    try:
+        _agreed_layout(settings)
+        with_files(_store_config(settings, 1, "check", 0), parse_url(settings.store.url))
+    except ValueError as error:
+        raise BadProcessSettings(str(error).splitlines()) from error
+
+
 def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
     """Checks layout, addresses, model directory and store before any rank is started.
 
@@ -87,13 +101,8 @@ def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
         Exception: Of the classes of `STARTUP_ERRORS`.
     """
     plan_of(settings.tracing)
-    group, run = settings.group, run_layout(settings)
-    if group.layout and "ranks" in group.model_fields_set and group.ranks != run.layout.world_size:
-        raise SettingsError(
-            f"group.ranks is {group.ranks}, but layout {run} has {run.layout.world_size} ranks: "
-            "leave one of them out"
-        )
-    require_backend(group.backend)
+    run = _agreed_layout(settings)
+    require_backend(settings.group.backend)
     check_addresses(settings.listen, run.layout.num_engines)
     open_security(settings.tls, role=kind.value, metrics=Metrics())
     layout = _layout(settings)
@@ -101,6 +110,16 @@ def preflight(settings: EngineProcessSettings, kind: EngineRole) -> None:
     load_weights(settings.model.path, layout.config)
     with closing(_open_store(settings, layout, "preflight", 0, SystemClock())) as store:
         store.ping()
+
+
+def _agreed_layout(settings: EngineProcessSettings) -> RunLayout:
+    group, run = settings.group, run_layout(settings)
+    if group.layout and "ranks" in group.model_fields_set and group.ranks != run.layout.world_size:
+        raise SettingsError(
+            f"group.ranks is {group.ranks}, but layout {run} has {run.layout.world_size} ranks: "
+            "leave one of them out"
+        )
+    return run
 
 
 def supervise(role: Role[S], arguments: Sequence[str] | None = None) -> int:
@@ -121,7 +140,7 @@ def supervise(role: Role[S], arguments: Sequence[str] | None = None) -> int:
         example=f"python -m {role.prog} --model models/tiny-v4 --store redis://127.0.0.1:6379 "
         "--balancer 127.0.0.1:50051 --ranks 2",
         foreign_sections=role.foreign_sections,
-        check=lambda found: plan_of(found.tracing),
+        check=check_settings,
     ).value
     configure_logging(level=settings.log.level, form=settings.log.form, facts={"role": role.name})
     with exits(role.prog, STARTUP_ERRORS):
@@ -300,13 +319,19 @@ def _layout(settings: EngineProcessSettings) -> KvLayout:
     )
 
 
-def _open_store(
-    settings: EngineProcessSettings, layout: KvLayout, owner: str, rank: int, clock: Clock
-) -> KvStore:
-    config = KvStoreConfig(
-        block_tokens=layout.block_tokens,
+def _store_config(
+    settings: EngineProcessSettings, block_tokens: int, owner: str, rank: int
+) -> KvStoreConfig:
+    return KvStoreConfig(
+        block_tokens=block_tokens,
         owner=owner,
         owner_rank=rank,
         **settings.store.model_dump(exclude={"url"}),
     )
+
+
+def _open_store(
+    settings: EngineProcessSettings, layout: KvLayout, owner: str, rank: int, clock: Clock
+) -> KvStore:
+    config = _store_config(settings, layout.block_tokens, owner, rank)
     return open_store(settings.store.url, config, fingerprint=layout.fingerprint, clock=clock.now)

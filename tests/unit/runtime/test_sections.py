@@ -70,3 +70,18 @@ def test_one_file_serves_all_parts(
             main()
         assert caught.value.code == code, capsys.readouterr().err
     assert "unknown setting htpp.port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [balancer, prefill, decode, store])
+@pytest.mark.parametrize("url", ["redis://kv:99999999", "redis+sentinel://s1:26379"])
+def test_no_part_passes_a_store_that_is_none(
+    main: Callable[[], int],
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["part", "--store", url, "--check-config"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert ": store URL " in capsys.readouterr().err

@@ -173,6 +173,31 @@ def test_decode_never_shares_tokens_of_a_sequence(capsys: pytest.CaptureFixture[
     rank.preflight(settings(**{"group.layout": "dp=2,cp=2"}), EngineRole.PREFILL)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--store", "memory://", "--layout", "dp=2,banana=7"], "'banana=7' is not one of dp"),
+        (["--store", "memory://", "--layout", "dp=2", "--ranks", "3"], "group.ranks is 3, but"),
+        (["--store", "redis://kv:99999999"], "store URL has a bad port"),
+        (["--store", "redis+sentinel://s1:26379"], "/SERVICE"),
+    ],
+)
+def test_a_check_of_settings_says_what_a_start_would(
+    role: Role[Any], capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, ["--model", str(MODEL), *arguments, "--check-config"])
+    assert caught.value.code == ExitCode.CONFIGURATION
+    assert words in only_line(capsys)
+
+
+def test_a_check_of_good_settings_asks_nobody(role: Role[Any]) -> None:
+    arguments = ["--model", "nowhere", "--store", "redis://nowhere:1", "--layout", "dp=2"]
+    with pytest.raises(SystemExit) as caught:
+        rank.supervise(role, [*arguments, "--check-config"])
+    assert caught.value.code == ExitCode.OK
+
+
 def test_ranks_that_contradict_the_layout(
     role: Role[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
