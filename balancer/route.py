@@ -16,7 +16,7 @@ from balancer.intake import Intake
 from balancer.journey.handover import Routed
 from balancer.journey.request import Request
 from balancer.pipeline import Pipeline
-from balancer.remote.peers import decode_request
+from balancer.remote.messages import decode_request
 from balancer.router import Router
 from balancer.validation import bad_field, check_model, check_request_id
 from balancer.wire import FINISH_REASONS, fill_timing, fill_usage, logprobs_message

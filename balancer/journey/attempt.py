@@ -19,7 +19,7 @@ from balancer.journey.retry import Leg
 from balancer.journey.silence import Silence
 from balancer.journey.state import Handover, Journey, Pair
 from balancer.membership import Member
-from balancer.remote.peers import (
+from balancer.remote.legs import (
     BlocksStored,
     Committed,
     FirstToken,

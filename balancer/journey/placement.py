@@ -22,7 +22,7 @@ from balancer.journey.retry import Leg
 from balancer.journey.state import Journey, Limits, Pair
 from balancer.journey.tiers import Tiers
 from balancer.membership import ExclusionCause, Member, Membership
-from balancer.remote.peers import Peers
+from balancer.remote.legs import Peers
 from balancer.router import Router
 from balancer.routing.base import Placement, PlacementRequest, Verdict
 from runtime.channel import hop_timeout_s

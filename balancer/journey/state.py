@@ -12,7 +12,7 @@ from balancer.journey.request import Delta, Request, Timing
 from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.transcript import Transcript
 from balancer.membership import Member
-from balancer.remote.peers import LegCall, Ticket
+from balancer.remote.legs import LegCall, Ticket
 
 Emit = Callable[[Delta], Awaitable[None]]
 

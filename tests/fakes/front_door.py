@@ -16,7 +16,8 @@ from balancer.config import BalancerSettings
 from balancer.faces import register, serving_http
 from balancer.journey.cleanup import CleanUps
 from balancer.remote.handoffs import StoredLayout
-from balancer.remote.peers import GrpcPeers, Ticket
+from balancer.remote.legs import Ticket
+from balancer.remote.peers import GrpcPeers
 from disagg.v1 import generation_pb2, generation_pb2_grpc
 from kvstore.pressure import Pressure
 from runtime.clock import SystemClock

@@ -14,7 +14,8 @@ from balancer.assembly import Balancer, assemble
 from balancer.config import BalancerSettings
 from balancer.faces import register, serving_http
 from balancer.journey.cleanup import CleanUps
-from balancer.remote.peers import GrpcPeers, Ticket
+from balancer.remote.legs import Ticket
+from balancer.remote.peers import GrpcPeers
 from decode_service import server as decode_face
 from disagg.v1 import (
     decode_pb2_grpc,

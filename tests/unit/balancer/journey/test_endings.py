@@ -8,7 +8,7 @@ from balancer.journey.request import Delta, FinishReason, Request, Sampling
 from balancer.journey.retry import Leg, Outage, RequestRetries
 from balancer.journey.state import Handover, Journey, Pair
 from balancer.journey.transcript import Transcript
-from balancer.remote.peers import Ticket
+from balancer.remote.legs import Ticket
 from runtime.metrics import Metrics
 from tests.fakes.memberships import member
 

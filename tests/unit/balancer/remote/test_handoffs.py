@@ -11,7 +11,7 @@ import pytest
 
 from balancer.config import StoreSettings
 from balancer.remote.handoffs import StoredLayout, StoreHandoffs, open_handoffs
-from balancer.remote.peers import Ticket
+from balancer.remote.legs import Ticket
 from disagg.block_hash import chain
 from kvstore import PrefixMatch
 from kvstore.errors import StoreDown, StoreUrlError

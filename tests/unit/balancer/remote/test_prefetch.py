@@ -10,7 +10,8 @@ import pytest
 
 from balancer.journey.request import Sampling
 from balancer.membership import Role
-from balancer.remote.peers import GrpcPeers, LegCall
+from balancer.remote.legs import LegCall
+from balancer.remote.peers import GrpcPeers
 from balancer.remote.prefetch import Prefetch, ReadAhead
 from runtime.errors import Corrupt, DisaggError, InvalidRequest, Reason
 from tests.fakes import members as fakes
