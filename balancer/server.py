@@ -266,4 +266,5 @@ def _member_message(view: MemberView) -> membership_pb2.Member:
             **{name: getattr(member.load, name) for name in _LOAD_FIELDS}
         ),
         age=duration(view.age_s),
+        exclusion=view.exclusion.name.lower() if view.exclusion else "",
     )

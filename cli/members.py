@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from disagg.v1.membership_pb2 import Member
 
 _TIMEOUT_S = 10.0
+_STALE = "stale"
 _ROLES = {1: "prefill", 2: "decode"}
 
 
@@ -91,8 +92,17 @@ def ask(options: argparse.Namespace) -> list[Member]:
 
 
 def state_of(member: Member) -> str:
-    """What a member may be given: `ready` alone takes new work."""
-    return "draining" if member.draining else "ready" if member.ready else "not ready"
+    """What a member may be given: `ready` alone takes new work.
+
+    `stale` is one that the balancer has not heard for too long; what it said then is not known now.
+    """
+    if member.exclusion == _STALE:
+        return _STALE
+    if member.draining:
+        return "draining"
+    if member.exclusion:
+        return member.exclusion.replace("_", " ")
+    return "ready" if member.ready else "not ready"
 
 
 def lines_of(members: Sequence[Member]) -> list[str]:
@@ -100,16 +110,19 @@ def lines_of(members: Sequence[Member]) -> list[str]:
     rows = [("role", "member", "address", "state", "running", "waiting", "KV", "heard", "layout")]
     for member in members:
         load = member.load
+        state = state_of(member)
         share = load.kv_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0
         rows.append(
             (
                 _ROLES.get(member.role, "unknown"),
                 member.member_id,
                 member.address,
-                state_of(member),
-                f"{load.running:,}",
-                f"{load.waiting:,}",
-                f"{share:.0%}",
+                state,
+                *(
+                    ("-", "-", "-")
+                    if state == _STALE
+                    else (f"{load.running:,}", f"{load.waiting:,}", f"{share:.0%}")
+                ),
                 f"{duration(member.age.ToTimedelta().total_seconds() * 1e6)} ago",
                 member.fingerprint.hex(),
             )

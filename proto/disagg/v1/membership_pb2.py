@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isagg/v1/membership.proto\x12\tdisagg.v1\x1a\x1egoogle/protobuf/duration.proto\"\xcf\x01\n\x0cLoadSnapshot\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x1a\n\x12kv_capacity_tokens\x18\x04 \x01(\x04\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x19\n\x11placeholder_steps\x18\x08 \x01(\x04\x12\x18\n\x10last_progress_ms\x18\t \x01(\x04\"\x8f\x03\n\x06Member\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.disagg.v1.MemberRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\ngroup_size\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\r\n\x05model\x18\x08 \x01(\t\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\n \x01(\r\x12\r\n\x05ready\x18\x0b \x01(\x08\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12%\n\x04load\x18\r \x01(\x0b\x32\x17.disagg.v1.LoadSnapshot\x12\x10\n\x08sequence\x18\x0e \x01(\x04\x12&\n\x03\x61ge\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14window_replay_tokens\x18\x10 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x11 \x01(\t\"5\n\x10HeartbeatRequest\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.disagg.v1.Member\"O\n\x11HeartbeatResponse\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\"9\n\x12ListMembersRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.disagg.v1.MemberRole\"9\n\x13ListMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.disagg.v1.Member*Z\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13MEMBER_ROLE_PREFILL\x10\x01\x12\x16\n\x12MEMBER_ROLE_DECODE\x10\x02\x32\xa9\x01\n\x11MembershipService\x12\x46\n\tHeartbeat\x12\x1b.disagg.v1.HeartbeatRequest\x1a\x1c.disagg.v1.HeartbeatResponse\x12L\n\x0bListMembers\x12\x1d.disagg.v1.ListMembersRequest\x1a\x1e.disagg.v1.ListMembersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64isagg/v1/membership.proto\x12\tdisagg.v1\x1a\x1egoogle/protobuf/duration.proto\"\xcf\x01\n\x0cLoadSnapshot\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x1a\n\x12kv_capacity_tokens\x18\x04 \x01(\x04\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x19\n\x11placeholder_steps\x18\x08 \x01(\x04\x12\x18\n\x10last_progress_ms\x18\t \x01(\x04\"\xa2\x03\n\x06Member\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.disagg.v1.MemberRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\ngroup_size\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\r\n\x05model\x18\x08 \x01(\t\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\n \x01(\r\x12\r\n\x05ready\x18\x0b \x01(\x08\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12%\n\x04load\x18\r \x01(\x0b\x32\x17.disagg.v1.LoadSnapshot\x12\x10\n\x08sequence\x18\x0e \x01(\x04\x12&\n\x03\x61ge\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14window_replay_tokens\x18\x10 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x11 \x01(\t\x12\x11\n\texclusion\x18\x12 \x01(\t\"5\n\x10HeartbeatRequest\x12!\n\x06member\x18\x01 \x01(\x0b\x32\x11.disagg.v1.Member\"O\n\x11HeartbeatResponse\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x64rain\x18\x02 \x01(\x08\"9\n\x12ListMembersRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.disagg.v1.MemberRole\"9\n\x13ListMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.disagg.v1.Member*Z\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13MEMBER_ROLE_PREFILL\x10\x01\x12\x16\n\x12MEMBER_ROLE_DECODE\x10\x02\x32\xa9\x01\n\x11MembershipService\x12\x46\n\tHeartbeat\x12\x1b.disagg.v1.HeartbeatRequest\x1a\x1c.disagg.v1.HeartbeatResponse\x12L\n\x0bListMembers\x12\x1d.disagg.v1.ListMembersRequest\x1a\x1e.disagg.v1.ListMembersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disagg.v1.membership_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEMBERROLE']._serialized_start=939
-  _globals['_MEMBERROLE']._serialized_end=1029
+  _globals['_MEMBERROLE']._serialized_start=958
+  _globals['_MEMBERROLE']._serialized_end=1048
   _globals['_LOADSNAPSHOT']._serialized_start=74
   _globals['_LOADSNAPSHOT']._serialized_end=281
   _globals['_MEMBER']._serialized_start=284
-  _globals['_MEMBER']._serialized_end=683
-  _globals['_HEARTBEATREQUEST']._serialized_start=685
-  _globals['_HEARTBEATREQUEST']._serialized_end=738
-  _globals['_HEARTBEATRESPONSE']._serialized_start=740
-  _globals['_HEARTBEATRESPONSE']._serialized_end=819
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=821
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=878
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=880
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=937
-  _globals['_MEMBERSHIPSERVICE']._serialized_start=1032
-  _globals['_MEMBERSHIPSERVICE']._serialized_end=1201
+  _globals['_MEMBER']._serialized_end=702
+  _globals['_HEARTBEATREQUEST']._serialized_start=704
+  _globals['_HEARTBEATREQUEST']._serialized_end=757
+  _globals['_HEARTBEATRESPONSE']._serialized_start=759
+  _globals['_HEARTBEATRESPONSE']._serialized_end=838
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=840
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=897
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=899
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=956
+  _globals['_MEMBERSHIPSERVICE']._serialized_start=1051
+  _globals['_MEMBERSHIPSERVICE']._serialized_end=1220
 # @@protoc_insertion_point(module_scope)

@@ -42,7 +42,7 @@ class LoadSnapshot(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., placeholder_steps: _Optional[int] = ..., last_progress_ms: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("member_id", "role", "address", "group_id", "rank", "group_size", "fingerprint", "model", "max_model_len", "block_tokens", "ready", "draining", "load", "sequence", "age", "window_replay_tokens", "metrics_address")
+    __slots__ = ("member_id", "role", "address", "group_id", "rank", "group_size", "fingerprint", "model", "max_model_len", "block_tokens", "ready", "draining", "load", "sequence", "age", "window_replay_tokens", "metrics_address", "exclusion")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Member(_message.Message):
     AGE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_REPLAY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUSION_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     role: MemberRole
     address: str
@@ -77,7 +78,8 @@ class Member(_message.Message):
     age: _duration_pb2.Duration
     window_replay_tokens: int
     metrics_address: str
-    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[MemberRole, str]] = ..., address: _Optional[str] = ..., group_id: _Optional[str] = ..., rank: _Optional[int] = ..., group_size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., block_tokens: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[LoadSnapshot, _Mapping]] = ..., sequence: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., window_replay_tokens: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    exclusion: str
+    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[MemberRole, str]] = ..., address: _Optional[str] = ..., group_id: _Optional[str] = ..., rank: _Optional[int] = ..., group_size: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., block_tokens: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[LoadSnapshot, _Mapping]] = ..., sequence: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., window_replay_tokens: _Optional[int] = ..., metrics_address: _Optional[str] = ..., exclusion: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("member",)

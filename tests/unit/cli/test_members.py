@@ -9,7 +9,7 @@ import pytest
 
 from cli.local import rendezvous
 from cli.main import main
-from cli.members import lines_of
+from cli.members import lines_of, state_of
 from disagg.v1 import membership_pb2
 from tests.fakes.front_door import front_door
 
@@ -47,6 +47,31 @@ async def test_states_loads_and_layouts(capsys: pytest.CaptureFixture[str]) -> N
             ("d0", "decode", False),
         ]
         assert told[0]["fingerprint"] == p0.fingerprint.hex()
+
+
+@pytest.mark.medium
+async def test_a_member_that_fell_silent_is_stale_and_its_numbers_are_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    membership = {"interval_s": 0.01, "stale_after_s": 0.3, "forget_after_s": 60.0}
+    async with front_door(membership=membership) as door:
+        balancer = door.balancer
+        await door.until(lambda: not balancer.members.can_serve(balancer.clock.now()))
+        command = ["members", "--address", balancer.host.address]
+        assert await asyncio.to_thread(main, command) == 0
+        _, prefill, decode, last = capsys.readouterr().out.splitlines()
+        for line in (prefill, decode):
+            assert line.split()[3:7] == ["stale", "-", "-", "-"]
+        assert last == "no member is ready"
+
+
+def test_what_hinders_a_member_is_its_state() -> None:
+    silent = member(DECODE, b"1", draining=True)
+    silent.exclusion = "stale"
+    alone = member(DECODE, b"1")
+    alone.exclusion = "group_incomplete"
+    states = [state_of(item) for item in (silent, alone, member(DECODE, b"1", draining=True))]
+    assert states == ["stale", "group incomplete", "draining"]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_an_announcement_shows_the_present_and_counts_itself() -> None:
         for field in first.DESCRIPTOR.fields
         if not (first.HasField(field.name) if field.has_presence else getattr(first, field.name))
     }
-    assert unset == {"ready", "draining", "age"}, "the age is the balancer's to set"
+    assert unset == {"ready", "draining", "age", "exclusion"}, "the last two are the balancer's"
     assert (first.load.placeholder_steps, first.load.last_progress_ms) == (8, 250)
     state |= {"ready": True, "draining": True}
     second = announcement()
