@@ -5,7 +5,10 @@
 
 What the balancer measured itself (up to the pair, and the first token) has its place on the axis;
 what members said (load, wait, compute, publish, fetch) are lengths, laid behind it in order. The
-gaps are messages on their way. Of a request with several attempts, the lengths are of the last one.
+gaps are messages on their way.
+
+Of a request with several attempts the lengths are of the last one and the places of the first, which
+no axis holds together: its bar is the last attempt from its own beginning, and has no mark.
 """
 
 from __future__ import annotations
@@ -31,14 +34,20 @@ def trip_lines(ended: Iterable[Ended], now: float) -> list[Json]:
         now: Seconds of the clock that the ends are dated by.
 
     Returns:
-        Each with `parts`: (number of the phase in `PHASES`, begin, length) in microseconds since
+        Each with `mark_us`, where the first token stands on the axis (0: nowhere), and
+        `parts`: (number of the phase in `PHASES`, begin, length) in microseconds since
         the arrival; parts without length are left out.
     """
     return [_line(item, now) for item in ended]
 
 
-def parts_of(timing: Timing) -> list[tuple[int, int, int]]:
-    """The parts of a bar: (number of the phase, begin, length), microseconds since the arrival."""
+def parts_of(timing: Timing, attempts: int = 1) -> list[tuple[int, int, int]]:
+    """The parts of a bar: (number of the phase, begin, length), microseconds since the arrival.
+
+    Args:
+        attempts: With more than one, the parts are those of the last attempt, since its prefill
+            was asked for.
+    """
     route_us = max(0, timing.placement_us - timing.lookup_us - timing.admit_us)
     lengths = (
         *(timing.lookup_us, timing.admit_us, route_us),
@@ -48,7 +57,9 @@ def parts_of(timing: Timing) -> list[tuple[int, int, int]]:
     parts: list[tuple[int, int, int]] = []
     at_us = 0
     for number, (name, length_us) in enumerate(zip(PHASES, lengths, strict=True)):
-        if name == AFTER[0]:
+        if attempts > 1 and name in BEFORE:
+            continue  # of the first attempt
+        if name == AFTER[0] and attempts <= 1:
             at_us = max(at_us, timing.first_token_us)
         if length_us > 0:
             parts.append((number, at_us, length_us))
@@ -75,5 +86,6 @@ def _line(item: Ended, now: float) -> Json:
         "first_token_us": timing.first_token_us,
         "decode_us": timing.decode_us,
         "total_us": timing.total_us,
-        "parts": parts_of(timing),
+        "mark_us": timing.first_token_us if item.attempts <= 1 else 0,
+        "parts": parts_of(timing, item.attempts),
     }

@@ -253,7 +253,7 @@ function bar(trip, phases, scale) {
     svg("rect", { class: "rail", x: 0, y: 6, width: "100%", height: 4, rx: 2 }),
     trip.parts.map(([phase, begin, length]) => svg("rect", { class: `ink-${phases[phase]}`,
       x: x(begin), y: 2, width: x(Math.max(length, scale / 400)), height: 12, rx: 1.5 })),
-    trip.first_token_us ? svg("line", { class: "first", x1: x(trip.first_token_us), x2: x(trip.first_token_us), y1: 0, y2: 16 }) : null);
+    trip.mark_us ? svg("line", { class: "first", x1: x(trip.mark_us), x2: x(trip.mark_us), y1: 0, y2: 16 }) : null);
 }
 
 function trips(state) {
@@ -263,11 +263,12 @@ function trips(state) {
   if (!list.length) return draw("trips-body", empty("No request has ended yet.",
     el("span", {}, "Send one: ", el("code", {}, 'disagg generate "ROMEO:"'), ", or POST it to ",
       el("code", {}, "/v1/completions"), ".")));
-  const end = (t) => Math.max(t.first_token_us, ...t.parts.map(([, begin, length]) => begin + length));
+  const end = (t) => Math.max(t.mark_us, ...t.parts.map(([, begin, length]) => begin + length));
   const scale = Math.max(1, ...list.map(end));
   const rows = list.map((t) => el("tr", { class: "trip", "data-request": t.request_id },
     el("td", { class: "clip", title: t.request_id }, t.request_id),
-    el("td", { class: "track" }, bar(t, phases, scale)),
+    el("td", { class: "track" }, bar(t, phases, scale),
+      t.attempts > 1 ? el("div", { class: "tag warn clip" }, `attempt ${t.attempts}, from its own beginning`) : null),
     el("td", { class: "num" }, t.first_token_us ? duration(t.first_token_us / 1e6) : "–"),
     el("td", { class: "num narrow-off" }, bytes(t.fetched_bytes)),
     el("td", { class: "num narrow-off" }, `${num(t.prompt_tokens)} → ${num(t.generated_tokens)}`),

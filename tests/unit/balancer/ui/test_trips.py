@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,3 +77,31 @@ def test_a_request_that_failed_early_has_an_empty_bar() -> None:
     [line] = trip_lines([ended], 4.25)
     assert (line["parts"], line["age_s"], line["reason"]) == ([], 1.2, "QUEUE_FULL")
     assert json.loads(json.dumps(line))["total_us"] == 9
+
+
+def test_a_bar_of_several_attempts_is_the_last_one_from_its_own_beginning() -> None:
+    timing = Timing(
+        placement_us=100,
+        lookup_us=30,
+        prefill_us=200,
+        first_token_us=45,
+        commit_us=40,
+        total_us=5_000,
+    )
+    ended = Ended(
+        request_id="r",
+        ended_at=3.0,
+        outcome="length",
+        reason="",
+        prompt_tokens=4,
+        cached_tokens=0,
+        generated_tokens=9,
+        attempts=2,
+        timing=timing,
+    )
+    [line] = trip_lines([ended], 4.0)
+    compute, publish = PHASES.index("compute"), PHASES.index("publish")
+    assert line["parts"] == [(compute, 0, 200), (publish, 200, 40)]
+    assert (line["mark_us"], line["first_token_us"]) == (0, 45)
+    [whole] = trip_lines([replace(ended, attempts=1)], 4.0)
+    assert whole["mark_us"] == 45
