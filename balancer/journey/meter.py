@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from balancer.journey.request import Request
+from balancer.journey.request import FinishReason, Request
 from balancer.journey.state import Journey
 from runtime.errors import Reason
 from runtime.metrics import Metrics
@@ -89,7 +89,8 @@ class Meter:
             return  # the rest of it is not seen here
         first_s = journey.timing.first_token_us / 1e6
         pace_s = max(0.0, total_s - first_s) / max(1, num_tokens - 1)
-        if error_type not in CALLERS_OWN:
+        is_cancelled = journey.transcript.finish_reason is FinishReason.ABORT
+        if error_type not in CALLERS_OWN and not is_cancelled:
             self._judge(journey.request, first_s, pace_s, is_failed=bool(error_type))
         if error_type or num_tokens < 2:
             return

@@ -89,6 +89,12 @@ async def test_leaving_at_any_stage_frees_everything(stage: str, how: str) -> No
             [outcome] = await reading
             assert outcome.code().name == "DEADLINE_EXCEEDED"
         await door.settle()
+        # Only what we were late with is held against us.
+        ends = {"caller": ("abort", "CALLER_LEFT"), "operator": ("abort", "")}
+        end = ends.get(how, ("failed", "DEADLINE"))
+        assert door.metric("disagg_requests_total", outcome=end[0], reason=end[1]) == 1
+        assert door.metric("disagg_requests_total") == 1
+        assert door.metric("disagg_slo_requests_total") == (how == "deadline")
         assert member.cancelled == 1
         # Decode had taken the slot: nobody asks for it back.
         assert door.decodes[0].releases == (0 if stage == "decoding" else 1)

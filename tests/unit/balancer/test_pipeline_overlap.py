@@ -7,7 +7,15 @@ import asyncio
 import pytest
 
 from balancer.config import HandoffSettings
-from runtime.errors import Corrupt, InvalidRequest, NotFound, Reason, TooLate, Unavailable
+from runtime.errors import (
+    Conflict,
+    Corrupt,
+    InvalidRequest,
+    NotFound,
+    Reason,
+    TooLate,
+    Unavailable,
+)
 from tests.fakes.front_door import PROMPT, front_door, tokens_of
 from tests.fakes.members import Script, answer
 
@@ -65,6 +73,16 @@ async def test_a_prefetch_that_fails_is_counted_and_costs_nothing(
         assert messages[-1].attempt == 1
         await door.settle()
         assert door.metric("disagg_prefetch_total", outcome=label) == 1
+
+
+async def test_a_prefetch_that_its_sequence_overtook_is_no_failure() -> None:
+    async with front_door(**ON) as door:
+        door.prefills[0].scripts.append(Script(stored=3))
+        door.decodes[0].prefetch_error = Conflict("taken", reason=Reason.LEASE_LOST)
+        assert tokens_of(await door.generate()) == answer(PROMPT, 6)
+        await door.settle()
+        assert len(door.decodes[0].prefetches) == 1
+        assert door.metric("disagg_prefetch_total") == 0
 
 
 @pytest.mark.parametrize(

@@ -333,3 +333,13 @@ async def test_more_blocks_than_there_are_tokens_are_refused() -> None:
         with pytest.raises(InvalidRequest, match="the tokens have 9 full blocks"):
             await task
         await rig.assert_at_rest()
+
+
+async def test_a_call_that_its_sequence_overtook_reads_nothing_and_is_counted_as_that() -> None:
+    async with running_rig() as rig:
+        # Its slot is in use, or was given back: either way there is nothing to read ahead of.
+        with pytest.raises(Conflict, match="no open credit"):
+            await rig.decode.prefetch(asked(), Progress().counts())
+        assert count(rig, "overtaken") == 1
+        assert num_read(rig) == 0
+        await rig.assert_at_rest()
