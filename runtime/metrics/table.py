@@ -350,7 +350,7 @@ _STORE_ROWS: tuple[Metric, ...] = (
     ),
     counter(
         "disagg_kv_read_segments_total",
-        "Segments read.",
+        "Segments read, each by itself; corrupt: every one that failed a check.",
         *("outcome", "component"),
         roles=MEMBERS,
         known={"outcome": ("ok", "missing", "corrupt"), "component": _COMPONENTS},
@@ -386,7 +386,8 @@ _STORE_ROWS: tuple[Metric, ...] = (
     ),
     counter(
         "disagg_kv_checksum_failures_total",
-        "Stored values that failed a check.",
+        "Reads and writes that a damaged value ended, each once, by the first component found "
+        "damaged; the segments are those of disagg_kv_read_segments_total with outcome corrupt.",
         "component",
         roles=MEMBERS,
         known={"component": _DAMAGED},
