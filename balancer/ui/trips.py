@@ -7,8 +7,8 @@ What the balancer measured itself (up to the pair, and the first token) has its 
 what members said (load, wait, compute, publish, fetch) are lengths, laid behind it in order. The
 gaps are messages on their way.
 
-Of a request with several attempts the lengths are of the last one and the places of the first, which
-no axis holds together: its bar is the last attempt from its own beginning, and has no mark.
+Of a request with several attempts the lengths are of the last one and the places of the first,
+which no axis holds together: its bar is the last attempt from its own beginning, without a mark.
 """
 
 from __future__ import annotations
