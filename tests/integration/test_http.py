@@ -161,6 +161,47 @@ async def test_pages_for_operators(system: System) -> None:
         assert 'disagg_worker_ready{role="balancer"} 1.0' in text
 
 
+BEGINNINGS = {
+    "balancer": [
+        *(
+            'disagg_requests_total{endpoint="chat",model_name="tiny-v4",outcome="failed",'
+            f'reason="{reason}"}}'
+            for reason in ("NO_DECODE", "STORE_DOWN", "DRAINING", "INVARIANT_BROKEN")
+        ),
+        'disagg_redispatch_total{reason="peer_gone",stage="decode"}',
+        'disagg_slo_requests_total{model_name="tiny-v4",tier="lt16k",verdict="failed"}',
+        'disagg_internal_errors_total{method="POST /v1/chat/completions"}',
+    ],
+    "prefill": [
+        'disagg_prefix_fallback_total{cause="corrupt_digest"}',
+        'disagg_kv_checksum_failures_total{component="kv"}',
+    ],
+    "decode": [
+        'disagg_handoff_total{outcome="corrupt"}',
+        'disagg_prefetch_total{outcome="no_room"}',
+    ],
+}
+
+
+async def test_what_did_not_happen_has_rows_at_zero(system: System) -> None:
+    pages = {row.role: row.metrics for row in system.rows() if row.role in BEGINNINGS}
+    assert set(pages) == set(BEGINNINGS)
+    async with httpx2.AsyncClient(trust_env=False, timeout=20) as client:
+        for role, address in pages.items():
+            lines = (await client.get(f"http://{address}/metrics")).text.splitlines()
+            found = {sorted_labels(line) for line in lines if line[:1] != "#"}
+            missing = {f"{row} 0.0" for row in BEGINNINGS[role]} - found
+            assert not missing, role
+
+
+def sorted_labels(line: str) -> str:
+    """A sample with its labels in the order of their names."""
+    name, brace, rest = line.partition("{")
+    labels, _, value = rest.rpartition("} ")
+    parts = sorted(re.findall(r'\w+="[^"]*"', labels))
+    return f"{name}{{{','.join(parts)}}} {value}" if brace else line
+
+
 async def test_gateways_get_the_same_tokens(system: System) -> None:
     """The published engine interface with a raw client."""
     case = GOLDEN[0]
