@@ -46,5 +46,11 @@ E2E = "gen_ai_server_request_duration_seconds"
 PHASE = "disagg_phase_duration_seconds"
 TIER = 'tier=~"$tier"'
 NAMED = 'model_name=~"$model_name"'
-FAULTS = 'outcome="failed",reason!~"CALLER_LEFT|DUPLICATE_REQUEST"'
+# What callers are to blame for; the recording rules of errors leave out the same.
+CALLERS_OWN = (
+    *("BAD_REQUEST", "BAD_SAMPLING", "UNSUPPORTED_PARAMETER", "PROMPT_TOO_LONG"),
+    *("CONSTRAINT_REJECTED", "UNKNOWN_MODEL", "NOT_AUTHENTICATED", "NOT_ALLOWED"),
+    *("RATE_LIMITED", "CALLER_LEFT", "DUPLICATE_REQUEST"),
+)
+FAULTS = f'outcome="failed",reason!~"{"|".join(CALLERS_OWN)}"'
 SLO = "disagg_slo_requests_total"

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from charts.boards.queries import CALLERS_OWN
 from charts.golden import CHART
+from runtime import errors
 from runtime.metrics.table import TABLE
 from tests.fakes.processes import ROOT
 
@@ -43,6 +45,22 @@ def rules(kind: str) -> dict[str, dict[str, Any]]:
         for rule in group["rules"]
         if kind in rule
     }
+
+
+def test_the_error_budget_leaves_out_what_callers_are_to_blame_for_and_nothing_else() -> None:
+    blamed = (
+        *(errors.InvalidRequest, errors.Denied, errors.Forbidden, errors.AlreadyRunning),
+        errors.CallerLeft,
+    )
+    wanted = {reason.value for known in blamed for reason in known.reasons}
+    # Classes of mixed blame: of these reasons the caller's.
+    wanted |= {"UNKNOWN_MODEL", "CONSTRAINT_REJECTED", "RATE_LIMITED"}
+    assert set(CALLERS_OWN) == wanted
+    shares = [name for name in rules("record") if name.startswith("disagg:request_errors:")]
+    assert len(shares) == 7
+    for name in shares:
+        found = re.findall(r'reason!~"([^"]*)"', rules("record")[name]["expr"])
+        assert set("|".join(found).split("|")) == wanted, name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +168,8 @@ FIRES: dict[str, tuple[dict[str, str], str]] = {
     ),
 }
 SILENT: dict[str, tuple[dict[str, str], str]] = {
-    # Callers that leave are no errors of ours.
-    "DisaggErrorBudgetBurnFast": (requests("0+97x20", "0+3x20", "CALLER_LEFT"), "15m"),
+    # What callers are to blame for is no error of ours.
+    "DisaggErrorBudgetBurnFast": (requests("0+97x20", "0+3x20", "PROMPT_TOO_LONG"), "15m"),
     # Over by now: the short window is clean.
     "DisaggErrorBudgetBurnMedium": (requests("0+990x60", "0+10x10 100x50"), "55m"),
     "DisaggErrorBudgetBurnSlow": (requests("0+9999x30", "0+1x30"), "25m"),
