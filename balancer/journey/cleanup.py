@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from runtime.errors import DisaggError
 from runtime.logging import get_logger
@@ -22,6 +22,8 @@ from runtime.logging import get_logger
 _log = get_logger(__name__)
 
 _MAX_AT_ONCE = 128
+
+T = TypeVar("T")
 
 
 class CleanUps:
@@ -41,7 +43,7 @@ class CleanUps:
 
     @property
     def running(self) -> int:
-        """Pieces that run now or wait for their turn."""
+        """Pieces that run now or wait for their turn, and calls of `take`."""
         return self._running
 
     async def __aenter__(self) -> Self:
@@ -72,6 +74,51 @@ class CleanUps:
             return
         self._running += 1
         self._group.create_task(self._run(name, work), name=f"clean-up: {name}")
+
+    async def take(
+        self,
+        name: str,
+        work: Coroutine[object, object, T],
+        give_back: Callable[[T], Coroutine[object, object, object]],
+    ) -> T:
+        """Awaits `work`, which takes something elsewhere, and returns its result.
+
+        Whoever is cancelled meanwhile leaves at once; the call goes on to its end, and what it took
+        is given back. To cancel the call would not do: the other side may have answered already.
+
+        Args:
+            name: Labels a failure to give back.
+            work: Bounded by itself.
+            give_back: Makes the clean-up of a result that nobody waits for.
+        """
+        taken: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            try:
+                result = await work
+            except Exception as error:
+                if not taken.done():
+                    taken.set_exception(error)
+            else:
+                if taken.done():
+                    self.spawn(name, give_back(result))
+                else:
+                    taken.set_result(result)
+            finally:
+                taken.cancel()  # if the group ends us, nobody waits for ever
+                self._running -= 1
+
+        if self._is_closed:
+            return await work
+        self._running += 1
+        self._group.create_task(run(), name=f"take: {name}")
+        try:
+            return await taken
+        except asyncio.CancelledError:
+            # Left between the answer and its being read.
+            if not taken.cancelled() and taken.exception() is None:
+                self.spawn(name, give_back(taken.result()))
+            raise
 
     async def _run(self, name: str, work: Coroutine[object, object, object]) -> None:
         try:

@@ -128,10 +128,10 @@ class Placer:
         finally:
             self.take_weight_off(journey, pair.prefill, pair.decode)
             if not journey.has_used_slot and journey.handover is None:
-                self._cleanups.spawn(
-                    "release_slot",
-                    self._peers.release(pair.decode, pair.credit_id, timeout_s=_CLEANUP_S),
-                )
+                self._cleanups.spawn("release_slot", self._release(pair.decode, pair.credit_id))
+
+    async def _release(self, decode: Member, credit_id: str) -> None:
+        await self._peers.release(decode, credit_id, timeout_s=_CLEANUP_S)
 
     def take_weight_off(self, journey: Journey, *members: Member) -> None:
         """The attempt's work on these members is done; idempotent."""
@@ -315,11 +315,16 @@ class Placer:
         timeout_s = hop_timeout_s(request.deadline - now, self._limits.reserve_s)
         credit_id: str | None = None
         try:
-            credit_id = await self._peers.reserve(
-                decode,
-                request.request_id,
-                len(request.token_ids) + request.max_tokens,
-                timeout_s=timeout_s,
+            # A caller that leaves now must not leave a slot behind that nobody knows of.
+            credit_id = await self._cleanups.take(
+                "release_slot",
+                self._peers.reserve(
+                    decode,
+                    request.request_id,
+                    len(request.token_ids) + request.max_tokens,
+                    timeout_s=timeout_s,
+                ),
+                lambda taken: self._release(decode, taken),
             )
             self.absolve(decode.member_id)
         except Overloaded:

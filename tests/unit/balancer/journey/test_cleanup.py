@@ -113,3 +113,60 @@ async def test_work_after_the_end_is_dropped_and_counted() -> None:
         pass
     cleanups.spawn("late", work())
     assert cleanups.failed == {"late": 1}
+
+
+class Slots:
+    """Something that is taken by a call and given back by another."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def take(self) -> str:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        self.held.add("slot")
+        return "slot"
+
+    async def give_back(self, name: str) -> None:
+        self.held.remove(name)
+
+
+async def test_what_is_taken_is_handed_over() -> None:
+    slots = Slots()
+    slots.may_answer.set()
+    async with CleanUps(limit_s=1.0) as cleanups:
+        assert await cleanups.take("slot", slots.take(), slots.give_back) == "slot"
+    assert slots.held == {"slot"}
+    assert cleanups.running == 0
+
+
+@pytest.mark.parametrize("is_answered_first", [False, True])
+async def test_what_is_taken_for_somebody_who_left_is_given_back(is_answered_first: bool) -> None:
+    slots = Slots()
+    async with CleanUps(limit_s=1.0) as cleanups, asyncio.timeout(5):
+        caller = asyncio.create_task(cleanups.take("slot", slots.take(), slots.give_back))
+        await slots.is_asked.wait()
+        if is_answered_first:  # the answer is there, and the caller has not been told yet
+            slots.may_answer.set()
+            await asyncio.sleep(0)  # one turn of the loop: the call ends, its caller comes next
+            assert slots.held
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        slots.may_answer.set()
+    assert slots.held == set()
+    assert (cleanups.running, cleanups.failed.total()) == (0, 0)
+
+
+async def test_a_call_that_took_nothing_says_why_and_ends_nothing() -> None:
+    async def refuses() -> str:
+        raise Unavailable("full")
+
+    async def give_back(_name: str) -> None:
+        raise AssertionError("nothing was taken")
+
+    async with CleanUps(limit_s=1.0) as cleanups:
+        with pytest.raises(Unavailable, match="full"):
+            await cleanups.take("slot", refuses(), give_back)
+    assert (cleanups.running, cleanups.failed.total()) == (0, 0)
