@@ -23,14 +23,13 @@ from kvstore.errors import EmbeddedUnavailable, KvStoreError, StoreUrlError
 from kvstore.handoffs.leases import JanitorReport
 from kvstore.measures import DropMeasures
 from kvstore.store import KvStore, open_store
-from runtime.build import tell_build
+from runtime.build import software_version, tell_build
 from runtime.clock import SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import Form, Level, configure_logging
 from runtime.masking import mask_url
 from runtime.metrics import Metrics
 from runtime.metrics.page import MetricsSettings, PageError, serving_page
-from runtime.rank import installed_version
 from runtime.sections import foreign_to
 from runtime.settings import Settings, SettingsError, load_process, setting
 from runtime.startup import exits
@@ -139,7 +138,7 @@ def kept(url: str, *, interval_s: float = 5.0, metrics: Metrics | None = None) -
     config = KvStoreConfig(block_tokens=1, owner="janitor")
     store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
     if metrics is not None:
-        tell_build(metrics, role=ROLE, version=installed_version("disagg"))
+        tell_build(metrics, role=ROLE, version=software_version())
     stop = threading.Event()
     thread = threading.Thread(
         target=keep,
@@ -174,7 +173,7 @@ def run(settings: UpkeepSettings, stop: threading.Event) -> None:
         store = open_store(url, config, fingerprint=_NO_LAYOUT, clock=SystemClock().now)
         stack.callback(store.close)
         metrics = Metrics(role=ROLE, with_aliases=settings.metrics.vllm_aliases)
-        tell_build(metrics, role=ROLE, version=installed_version("disagg"))
+        tell_build(metrics, role=ROLE, version=software_version())
         page = stack.enter_context(serving_page(metrics, settings.metrics))
         told = {"store": mask_url(url), **({"metrics": page} if page else {})}
         sys.stdout.write(json.dumps(told) + "\n")

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from importlib import metadata
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -206,14 +205,6 @@ async def _is_complete(step_loop: StepLoop) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def installed_version(distribution: str) -> str:
-    """Version of an installed distribution; `unknown` when it runs from its source tree."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def gauges(prefix: str, statistics: "DataclassInstance") -> dict[str, float]:

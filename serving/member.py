@@ -10,10 +10,11 @@ from disagg.v1 import admin_pb2_grpc, membership_pb2
 from engine.assembly import BuiltEngine
 from engine.config import EngineRole
 from engine.parallel.worker import RankContext
+from runtime.build import software_version
 from runtime.clock import system_random
 from runtime.heartbeat import Heartbeat
 from runtime.member import Announcing
-from runtime.rank import gauges, installed_version
+from runtime.rank import gauges
 from runtime.receivers import Receiver, Receivers
 from runtime.serve import Host, StopSignals
 from serving.role import Parts, Role, Service
@@ -34,7 +35,7 @@ def equipment(role: Role[S], parts: Parts[S], service: Service) -> Callable[[Hos
         service.register(host.server)
         admin = AdminServicer(
             role=role.name,
-            version=installed_version("disagg"),
+            version=software_version(),
             fingerprint=parts.store.fingerprint,
             begin_drain=host.begin_drain,
             end_drain=host.end_drain,

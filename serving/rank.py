@@ -32,13 +32,13 @@ from kvstore.config import KvStoreConfig, parse_url, with_files
 from kvstore.errors import KvStoreError
 from kvstore.measures import StoreMeasures
 from kvstore.store import KvStore, open_store
-from runtime.build import tell_build
+from runtime.build import software_version, tell_build
 from runtime.clock import Clock, SystemClock
 from runtime.errors import ExitCode
 from runtime.logging import configure_logging, get_logger
 from runtime.metrics import Metrics
 from runtime.metrics.page import PageError, serving_page
-from runtime.rank import LEAVE_S, RankPlan, installed_version, new_member_id, run_rank
+from runtime.rank import LEAVE_S, RankPlan, new_member_id, run_rank
 from runtime.security import open_security
 from runtime.serve import ListenError, check_addresses
 from runtime.settings import SettingsError as BadProcessSettings
@@ -193,7 +193,7 @@ def _follow(role: Role[S], context: RankContext, settings: S, built: BuiltFollow
     leader = built.ports.run.layout.leader_of(context.rank)
     # It counts nothing itself, but a scraper has to see that it is there.
     metrics = _metrics(role, settings, context.rank)
-    tell_build(metrics, role=role.name, version=installed_version("disagg"))
+    tell_build(metrics, role=role.name, version=software_version())
     with serving_page(metrics, settings.metrics, context.rank) as page:
         _log.info("rank.following", rank=context.rank, leader=leader, metrics=page)
         built.follower.follow()
@@ -241,7 +241,7 @@ async def _serve(role: Role[S], context: RankContext, settings: S, built: BuiltE
             closing(_open_store(settings, layout, member_id, number, clock))
         )
         store.observe(StoreMeasures(metrics))
-        version = installed_version("disagg")
+        version = software_version()
         tracer = await stack.enter_async_context(
             tracing(
                 settings.tracing,

@@ -18,7 +18,7 @@ from runtime.clock import ManualClock, system_random
 from runtime.errors import ErrorMap
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import Metrics
-from runtime.rank import RankPlan, gauges, installed_version, new_member_id, run_rank
+from runtime.rank import RankPlan, gauges, new_member_id, run_rank
 from runtime.serve import DrainSettings, Host, ListenError, ListenSettings, StopSignals
 
 BOUND_S = 10.0
@@ -226,8 +226,3 @@ def test_a_member_id_names_its_role_once() -> None:
     assert first.startswith("decode-0-r3-")
     assert first != second
     assert new_member_id("decode", "west", 0).startswith("decode-west-r0-")
-
-
-def test_a_version_is_known_or_unknown() -> None:
-    assert installed_version("grpcio").count(".") == 2
-    assert installed_version("no-such-distribution-here") == "unknown"
